@@ -47,7 +47,7 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--lora", type=int, metavar="R", help="train adapters of rank R, not all; needs peft")
     parser.add_argument("--per_token", action="store_true", help="score each token of a row too; the first ones are printed")
     parser.add_argument(
-        "--damping", type=float, default=0.0, help="1: less exact, and tells more about leaving out many rows (default: 0)"
+        "--damping", type=float, default=0.0, help="1: less exact; says more of leaving out many rows (default 0)"
     )
     parser.add_argument("--adjoint", choices=ADJOINTS, help="by default a fast one that needs little memory")
     parser.add_argument("--check", action="store_true", help="then train with the Trainer too, and compare the weights")

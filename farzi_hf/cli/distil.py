@@ -79,9 +79,7 @@ class Run:
         ValueError: the folder holds files that no run of this package has written, or results or checkpoints of other settings.
     """
 
-    def __init__(
-        self, data: TaskData, args: FarziConfig, seed: int, whole: bool = True, chosen: Suggestion | None = None
-    ) -> None:
+    def __init__(self, data: TaskData, args: FarziConfig, seed: int, whole: bool = True, chosen: Suggestion | None = None):
         self.data, self.args, self.seed, self.whole, self.chosen = data, args, seed, whole, chosen
         self.folder, self.summary_folder = Path(args.output_dir), Path(args.output_dir, "summary")
         self.recipe = {**data.recipe([seed]), **args.to_recipe()}

@@ -124,8 +124,8 @@ def _dicts(batches: Iterable[pa.RecordBatch], column: str | None) -> Iterator[di
     return (row for batch in batches for row in (batch if column is None else batch.select([column])).to_pylist())
 
 
-def _json_values(file: TextIO) -> Iterator[Any]:
-    """Those of lines, or of as many lines as each takes; of an array, its own."""
+def of_json(file: TextIO) -> Iterator[Any]:
+    """The values of lines, or of as many lines as each takes; of an array, its own."""
     first = next(filter(str.strip, file), "").lstrip()
     try:
         json.loads(first)
@@ -144,7 +144,7 @@ def _csv_rows(file: TextIO, path: Path, column: str | None) -> Iterable[dict[str
 
 
 _READ: Mapping[str, Callable[[TextIO, Path, str | None], Iterable[Any]]] = {
-    "json": lambda file, path, column: _json_values(file), "csv": _csv_rows, "line": lambda file, path, column: file,
+    "json": lambda file, path, column: of_json(file), "csv": _csv_rows, "line": lambda file, path, column: file,
     "paragraph": lambda file, path, column: ("".join(lines) for blank, lines in groupby(file, str.isspace) if not blank),
     "parquet": lambda file, path, column: _dicts(ParquetFile(path).iter_batches(1000, columns=column and [column]), column),
     "arrow": lambda file, path, column: _dicts(arrow_batches(path), column),
@@ -152,16 +152,19 @@ _READ: Mapping[str, Callable[[TextIO, Path, str | None], Iterable[Any]]] = {
 """The rows of a file. `datasets` would fix the columns of a text file, and their types, by the first rows, and count each use at the Hub."""
 
 
-def _rows(paths: Sequence[Path], kind: str, column: str | None) -> Iterator[dict[str, Any]]:
+def _rows(paths: Sequence[Path], several: bool, kind: str, column: str | None) -> Iterator[dict[str, Any]]:
     for path in paths:
-        count = 0
+        count, lacks = 0, column is not None
         try:
             with opened(path) as file:
                 for count, row in enumerate(_READ[kind](file, path, column), 1):  # noqa: B007  the error says it
                     values = row if isinstance(row, dict) else {"text": row}
+                    lacks = lacks and column not in values
                     yield values if column is None else {column: values.get(column)}
         except Exception as error:  # each reader has errors of its own
             raise ValueError(f"{path.name}, after {count} rows: {reason(error)}") from error
+        if count and lacks and several:  # of JSON; the others know their columns
+            raise ValueError(f"no row of {path.name} has {column!r}: leave that file out, or give it this column")
 
 
 def stream_of(
@@ -183,5 +186,5 @@ def stream_of(
             raise DataUnavailableError(f"{source!r} is no file, and not on the Hub: {reason(error)}") from error
         return {"train": found} if isinstance(found, IterableDataset) else found
     kind = rows if kind_of(files) == "text" else kind_of(files)
-    given = {"kind": kind, "column": column}
-    return {part: IterableDataset.from_generator(_rows, gen_kwargs={"paths": x, **given}) for part, x in files.items()}
+    given = {part: {"paths": x, "several": len(x) > 1, "kind": kind, "column": column} for part, x in files.items()}
+    return {part: IterableDataset.from_generator(_rows, gen_kwargs=x) for part, x in given.items()}

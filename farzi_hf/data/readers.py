@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, DownloadManager, load_dataset
 from pyarrow import csv, json, parquet
 
-from farzi_hf.data.files import DataUnavailableError, arrow_batches, delimiter_of, ending, files_of, opened, reason, utf8
+from farzi_hf.data.files import DataUnavailableError, arrow_batches, delimiter_of, ending, files_of, of_json, opened, reason, utf8
 from farzi_hf.data.sequences import SPLITS
 
 logger = logging.getLogger(__name__)
@@ -152,15 +152,18 @@ def _read_parquet(path: Path, given: Given = NONE) -> pa.Table:
 
 
 def _read_rows(path: Path, given: Given = NONE) -> pa.Table:
-    """Of .jsonl and .arrow, whose columns have types."""
+    """Of JSON, lines or an array, and of .arrow, whose columns have types."""
     try:
         arrow = ending(path) == ".arrow"
-        table = pa.Table.from_batches(arrow_batches(path)) if arrow else json.read_json(utf8(path))
+        if not arrow and opened(path).read(1 << 16).lstrip().startswith("["):  # an array, where Arrow wants lines
+            table = pa.Table.from_pylist([*of_json(opened(path))])
+        else:
+            table = pa.Table.from_batches(arrow_batches(path)) if arrow else json.read_json(utf8(path))
         dates = pa.schema([(x.name, pa.string()) for x in table.schema if pa.types.is_temporal(x.type) and not arrow])
         if dates.names:  # text in JSON, such as ids that look like dates
             table = json.read_json(utf8(path), parse_options=json.ParseOptions(explicit_schema=dates))
         table.column_names  # noqa: B018  Arrow decodes them only now
-    except (pa.ArrowException, ValueError, OSError) as error:
+    except (pa.ArrowException, ValueError, OSError, AttributeError, RecursionError) as error:
         rows = 'rows {"user": …, "item": …, "timestamp": …}, one per line, with one type per column'
         raise ValueError(f"{path} does not hold {rows} ({reason(error)}): it is cut short or another file") from None
     return _chosen(table, path, given)

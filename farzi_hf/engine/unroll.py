@@ -152,9 +152,7 @@ def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers, most: float = m
     limits = {adjoint: min(shares[adjoint] * total, most * min(needs.values())) for adjoint in needs}
     fitting = [adjoint for adjoint, need in needs.items() if need <= limits[adjoint]]
     chosen = fitting[0] if fitting else min(needs, key=needs.__getitem__)
-    listed = ", ".join(
-        f"{type(adjoint).__name__} {need / 2**30:.2g} of {limits[adjoint] / 2**30:.2g} GiB" for adjoint, need in needs.items()
-    )
+    listed = ", ".join(f"{type(a).__name__} {need / 2**30:.2g} of {limits[a] / 2**30:.2g} GiB" for a, need in needs.items())
     reason = "the fastest that fits" if fitting else "the smallest, none fits"
     _log_once(logging.INFO if fitting else logging.WARNING, f"adjoint={chosen!r}: {reason} (estimates: {listed})")
     return chosen

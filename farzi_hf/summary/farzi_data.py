@@ -59,9 +59,7 @@ class FarziData(nn.Module):
     ```
     """
 
-    def __init__(
-        self, config: FarziDataConfig, processing_class: Any = None, tensors: Mapping[str, Tensor] | None = None
-    ) -> None:
+    def __init__(self, config: FarziDataConfig, processing_class: Any = None, tensors: Mapping[str, Tensor] | None = None):
         super().__init__()
         self.config = config
         self.processing_class = processing_class

@@ -101,9 +101,7 @@ def stock_arguments(
             size, num_sequences, num_sequences % size,
         )  # fmt: skip
     if "learning_rate" not in settings or not {"max_steps", "num_train_epochs"} & settings.keys():
-        raise ValueError(
-            f"config.inner={dict(inner)!r} lacks the learning rate or the number of steps; give learning_rate=0.01, max_steps=100"
-        )
+        raise ValueError(f"config.inner={dict(inner)!r} lacks a learning rate or steps; give learning_rate=0.01, max_steps=100")
     arguments = TrainingArguments(output_dir, **settings)
     name = SchedulerType(arguments.lr_scheduler_type).value
     if "lr_scheduler_kwargs" not in changes and name in LR_SCHEDULES:

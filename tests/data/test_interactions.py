@@ -230,13 +230,13 @@ def test_tables():
         load_interactions(other.select_columns(["user", "rating"]))
 
 
-@pytest.fixture(params=["csv", "tsv", "jsonl", "parquet"])
+@pytest.fixture(params=["csv", "tsv", "jsonl", "json", "parquet"])
 def own_file(request, tmp_path):
     path = tmp_path / f"own.{request.param}"
     objects = [{"user": u, "item": i, "timestamp": t, "other": None} for u, i, t in ROWS]
     texts = {
         "csv": "timestamp,rating,user,item\n" + lines("{t},?,{u},{i}"), "tsv": '\ufeff"item"\tuser\ttimestamp\n' + lines('"{i}"\t{u}\t{t}'),
-        "jsonl": "\n\n".join(map(json.dumps, objects)),
+        "jsonl": "\n\n".join(map(json.dumps, objects)), "json": "\n" + json.dumps(objects, indent=1),
     }  # fmt: skip
     if request.param == "parquet":
         parquet.write_table(pa.Table.from_pylist(objects), path)
@@ -276,6 +276,8 @@ def test_a_file_is_read_from_disk(own_file, monkeypatch):
         ("own.jsonl", b'{"user": 1, "user": 2, "item": 3, "timestamp": 4}', "own.jsonl .*specified twice"),
         ("own.jsonl", b'{"user": 1, "item": 3, "timestamp": 4}\n{"user": "1", "item": 3, "timestamp": 4}', "own.jsonl .*one type per column"),
         ("own.jsonl", b'{"user": 1, "item": 3, "timestamp": 4}\n{"user": 1, "item": 3}', "column 'timestamp' has 1 empty"),
+        ("own.json", b'[{"user": 1, "item": 3}, {"user": [1], "item": 3}]', "own.json does not hold rows"),
+        ("own.json", b'[{"user": 1, "what": 3}]', r"own.json has columns \['user', 'what'\]: 'item' must be there once"),
         ("own.jsonl", b"[" * 100_000, "own.jsonl does not hold rows"), ("own.parquet", b"PAR1", "own.parquet is no whole Parquet file"),
     ],
 )  # fmt: skip

@@ -125,6 +125,14 @@ def test_cells_stay_as_they_are_written(tmp_path):
     assert sorted(everything(load_text(path))) == sorted(rows)
 
 
+def test_a_file_of_json_without_the_column_of_the_others_is_refused(tmp_path):
+    """It was left out without a word."""
+    write(tmp_path / "a.jsonl", [{"text": text} for text in SENTENCES])
+    write(tmp_path / "b.jsonl", [{"body": text} for text in SENTENCES[:20]])
+    with pytest.raises(ValueError, match=r"no row of b\.jsonl has 'text': leave that file out"):
+        load_text(tmp_path)
+
+
 def test_a_field_of_json_may_begin_late_and_have_several_types(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in SENTENCES[:100]) + "\n\n")
     write(tmp_path / "b.jsonl", [{"x": i if i % 2 else str(i), "text": text} for i, text in enumerate(SENTENCES[100:200])])

@@ -313,3 +313,15 @@ def test_longer_students_are_tried_until_one_is_close_to_its_teacher(text, tmp_p
     students = [trial for trial in far.trials if "inner_steps" in trial.found]
     assert len(students) == 3
     assert far.config.inner_steps == min(students, key=lambda trial: trial.error).found["inner_steps"]
+
+
+def test_steps_take_more_rows_on_a_gpu(text, tmp_path, monkeypatch):
+    """As many as take a GPU no longer: see `Portions`. The rate grows with them."""
+    monkeypatch.setattr(Search, "_wider", 4)
+    found = search(text, tmp_path, learner=GPT2)
+    assert found._rows_a_step == max(8, len(text[0]["train"]) // 30)  # few rows: never more than a thirtieth
+    students = [trial.found for trial in found.run().trials if trial.name.startswith("student")]
+    assert [(each["inner_steps"], each["synthetic_batch_size"]) for each in students] == [(4, 16), (6, 32)][: len(students)]
+    assert students[0]["inner_learning_rate"] == float(
+        f"{0.02 * 2**0.5 * 2**0.5:.2g}"
+    )  # of a width of 8, and of four times the rows
