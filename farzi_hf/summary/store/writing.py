@@ -6,7 +6,7 @@ The page "The artefact" of the documentation lists them.
 import base64
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from farzi_hf.data.vocabulary import Vocabulary
 from farzi_hf.summary.store import folder as layout
 from farzi_hf.summary.store.card import Contents, greedy_texts, render_card, tables_of
 from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of, replace_files
@@ -24,7 +25,7 @@ from farzi_hf.summary.store.text import check_results, json_text, numbers_of, pa
 from farzi_hf.summary.store.untrusted import plain_learner, save_vocabulary
 
 _AT_ONCE = 1000  # sequences that are decoded at the same time
-SHOWN = 2000  # the most sequences of the page to browse: a browser takes long to open a page of hundreds of megabytes
+SHOWN, _LIKELIEST = 500, 12  # sequences of the page to browse, and entries of each position: it should open at once
 
 
 @dataclass(frozen=True)
@@ -162,28 +163,22 @@ def _rows_shown(contents: Contents) -> pa.Table:
 
 
 def render_viewer(contents: Contents) -> str:
-    """`viewer.html` of a summary, of its first `SHOWN` sequences.
-
-    The page computes the distributions that it shows, from latents and decoder of the soft inputs, or else of the labels, in float32.
-    """
+    """`viewer.html` of a summary: of its first `SHOWN` sequences, and of each position the likeliest entries of the soft inputs, or else of the
+    labels. The numbers behind them stay away: those of a wide teacher take more than ten times the summary's bytes."""
     contents = contents.fixed or contents
-    config, tensors = contents.config, contents.tensors
-    soft = "latents" in tensors
-    latents, decoder = (tensors[name if soft else f"label_{name}"] for name in ("latents", "decoder"))
-    entropy = "entropy" if soft else "label_entropy"
-    entropies = [[position[entropy] for position in sequence] for sequence in contents.decoded[:SHOWN]]
+    config, tensors, of = contents.config, contents.tensors, "" if "latents" in contents.tensors else "label_"
+    decoded = replace(contents.decoded, vocabulary=Vocabulary(), top_k=_LIKELIEST)[:SHOWN]  # without names, tokens are ids
+
+    def of_positions(name: str, kind: str = "<f4") -> str:
+        numbers = [[position[of + name] for position in sequence] for sequence in decoded]
+        return base64.b64encode(np.asarray(numbers, dtype=kind).tobytes()).decode()
+
     data = {
-        "sequence_length": config.sequence_length, "vocab_size": config.vocab_size, "num_sequences": len(entropies),
-        "all_sequences": config.num_sequences, "latent_dim": latents.shape[-1], "tau": config.tau if soft else 1.0,
-        "tokens": contents.vocabulary.readable.names(config.vocab_size), "latents": _base64(latents[:SHOWN]),
-        "decoder": _base64(decoder.T),  # transposed, so that the numbers of an entry are neighbours
-        "entropy": _base64(entropies), "input_ids": tensors["input_ids"][:SHOWN].tolist() if "input_ids" in tensors else None,
+        "sequence_length": config.sequence_length, "vocab_size": config.vocab_size, "num_sequences": len(decoded),
+        "all_sequences": config.num_sequences, "latent_dim": tensors[f"{of}latents"].shape[-1], "tau": 1.0 if of else config.tau,
+        "tokens": contents.vocabulary.readable.names(config.vocab_size), "likeliest": min(_LIKELIEST, config.vocab_size),
+        "ids": of_positions("tokens", "<u4"), "probabilities": of_positions("probabilities"), "entropy": of_positions("entropy"),
+        "input_ids": tensors["input_ids"][:SHOWN].tolist() if "input_ids" in tensors else None,
     }  # fmt: skip
     template = (Path(__file__).parent / "templates" / "viewer.html").read_text(encoding="utf-8")
     return template.replace("__SUMMARY__", script_json(data))
-
-
-def _base64(numbers: Tensor | list) -> str:
-    if isinstance(numbers, Tensor):
-        numbers = numbers.detach().float().cpu().numpy()
-    return base64.b64encode(np.ascontiguousarray(numbers, dtype="<f4").tobytes()).decode()

@@ -360,7 +360,7 @@ def test_where_inputs_are_ids_it_shows_them_with_their_labels(tmp_path):
         html = page(farzi, tmp_path)
         program = """const all = [];
         for (let i = 0; i < farzi.num_sequences; i++)
-          for (let j = 0; j < farzi.sequence_length; j++) all.push(words(farzi, i, j, argmax(distribution(farzi, i, j))));
+          for (let j = 0; j < farzi.sequence_length; j++) all.push(words(farzi, i, j, likeliest(farzi, i, j)[0].id));
         return all;"""
         decoded = [position for sequence in farzi.decode(1) for position in sequence]
         assert run_javascript(html, program, tmp_path) == [
@@ -370,12 +370,13 @@ def test_where_inputs_are_ids_it_shows_them_with_their_labels(tmp_path):
 
 def test_all_other_entries_together_have_a_bar(tmp_path):
     """It was empty, though they can be likelier than any entry that is shown."""
-    program = "return bars([0.2, 0.3, 0.1, 0.15, 0.25], 2).map((row) => [row.id, row.probability, row.share]);"
+    program = "return bars([{id: 1, probability: 0.3}, {id: 4, probability: 0.25}], 5).map((row) => [row.id, row.probability, row.share]);"
     found = run_javascript(page(with_vocabulary(WORDS), tmp_path), program, tmp_path)
     assert found == [pytest.approx(row) for row in ([1, 0.3, 0.3 / 0.45], [4, 0.25, 0.25 / 0.45], [-1, 0.45, 1.0])]
 
 
-def test_its_script_computes_the_distributions_entropies_and_orders(tmp_path):
+def test_its_script_reads_the_likeliest_entries_entropies_and_orders(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "_LIKELIEST", 3)
     farzi = with_vocabulary(WORDS, tau=0.5, latent_dim=2)
     html = page(farzi, tmp_path)
     found = run_javascript(
@@ -383,18 +384,18 @@ def test_its_script_computes_the_distributions_entropies_and_orders(tmp_path):
         """const all = [];
         for (let i = 0; i < farzi.num_sequences; i++)
           for (let j = 0; j < farzi.sequence_length; j++) {
-            const p = distribution(farzi, i, j);
-            all.push({p: Array.from(p), top: likeliest(p, 3), best: argmax(p), entropy: farzi.entropyOf(i, j)});
+            all.push({top: likeliest(farzi, i, j), entropy: farzi.entropyOf(i, j)});
           }
         return {all, sure: ordered(4, "sure", farzi.meanEntropy), unsure: ordered(4, "unsure", farzi.meanEntropy),
                 index: ordered(4, "index", farzi.meanEntropy)};""",
         tmp_path,
     )
-    soft = farzi(torch.arange(4)).detach()
-    torch.testing.assert_close(torch.tensor([at["p"] for at in found["all"]]).view_as(soft), soft)
+    soft = farzi(torch.arange(4)).detach().flatten(0, 1).topk(3)
+    assert [[row["id"] for row in at["top"]] for at in found["all"]] == soft.indices.tolist()
+    probabilities = torch.tensor([[row["probability"] for row in at["top"]] for at in found["all"]])
+    torch.testing.assert_close(probabilities, soft.values)
     decoded = [position for sequence in farzi.decode(3) for position in sequence]
-    assert [[WORDS[v] for v in at["top"]] for at in found["all"]] == [position["tokens"] for position in decoded]
-    assert [at["best"] for at in found["all"]] == [at["top"][0] for at in found["all"]]
+    assert [[WORDS[row["id"]] for row in at["top"]] for at in found["all"]] == [position["tokens"] for position in decoded]
     entropies = torch.tensor([position["entropy"] for position in decoded])
     torch.testing.assert_close(torch.tensor([at["entropy"] for at in found["all"]]), entropies)
     by_entropy = entropies.view(4, -1).mean(1).argsort().tolist()
@@ -407,8 +408,9 @@ def test_the_page_of_a_large_summary_holds_its_first_sequences(tmp_path, monkeyp
     monkeypatch.setattr(writing, "SHOWN", few)
     data = numbers(page(farzi, tmp_path))
     assert (data["num_sequences"], data["all_sequences"]) == (few, farzi.config.num_sequences)
-    held = np.frombuffer(base64.b64decode(data["latents"]), dtype="<f4").reshape(few, *farzi.latents.shape[1:])
-    assert np.array_equal(held, farzi.latents[:few].detach().numpy())
+    held = np.frombuffer(base64.b64decode(data["ids"]), dtype="<u4").reshape(few, farzi.config.sequence_length, -1)
+    best = farzi(torch.arange(few)).detach().topk(held.shape[-1]).indices
+    assert np.array_equal(held, best.numpy())
     assert len(base64.b64decode(data["entropy"])) == 4 * few * farzi.config.sequence_length
 
 
