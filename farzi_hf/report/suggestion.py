@@ -252,7 +252,8 @@ class Search:
     @cached_property
     def _wider(self) -> int:
         """How many times the rows of a CPU's step a step takes."""
-        return portions(torch.empty(0, device=FarziConfig(self.output_dir).device)).rows
+        device = FarziConfig(self.output_dir, use_cpu=self.fixed.get("use_cpu", False)).device
+        return portions(torch.empty(0, device=device)).rows
 
     def trainer(
         self, learner: Mapping[str, Any], teacher: Any = None, farzi_data: FarziData | None = None, **changes: Any

@@ -30,13 +30,15 @@ class EndlessRows(ABC):
         seed: of all rows.
     """
 
+    at_once = 1  # blocks that are made together: each has the same neighbours whenever it is made, and so the same bits
+
     def __init__(self, frequencies: Tensor, length: int, seed: int) -> None:
         self.frequencies, self.length, self.seed = frequencies.detach().cpu(), length, check_seed(seed)
         self._blocks: dict[int, Tensor] = {}
 
     @abstractmethod
     def block(self, number: int) -> Tensor:
-        """Rows `number` · 256 … (`number` + 1) · 256 − 1, (256, ξ); where it pays, with those of the next blocks after them."""
+        """Rows `number` · 256 … (`number` + `at_once`) · 256 − 1, (256 · at_once, ξ)."""
 
     def rows(self, first: int, count: int) -> Tensor:
         """Rows `first` … `first + count − 1`, (count, ξ)."""
@@ -46,7 +48,8 @@ class EndlessRows(ABC):
 
     def _made(self, number: int) -> Tensor:
         if number not in self._blocks:
-            for i, block in enumerate(self.block(number).split(_BLOCK), number):
+            first = number - number % self.at_once
+            for i, block in enumerate(self.block(first).split(_BLOCK), first):
                 if len(self._blocks) >= _KEPT:
                     self._blocks.pop(next(iter(self._blocks)))  # the oldest
                 self._blocks[i] = block
@@ -78,12 +81,16 @@ class WrittenRows(EndlessRows):
         super().__init__(frequencies, length, seed)
         self._teacher = teacher
 
+    @property
+    def at_once(self) -> int:
+        own = next(self._teacher.parameters())
+        return 1 if values_are_free(own) else max(1, min(_AT_ONCE, portions(own).block // (_BLOCK * len(self.frequencies))))
+
     @torch.no_grad()
     def block(self, number: int) -> Tensor:
         model, possible = self._teacher, self.frequencies > 0
         impossible = ~possible.to(model.device)
-        at_once = max(1, min(_AT_ONCE, portions(impossible).block // (_BLOCK * len(possible))))
-        seeds = (derive(self.seed, Purpose.WRITTEN_ROWS, number + i) for i in range(at_once))
+        seeds = (derive(self.seed, Purpose.WRITTEN_ROWS, number + i) for i in range(self.at_once))
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         named = (getattr(model.config, name, None) for name in ("bos_token_id", "eos_token_id"))
         begin, end = (i if isinstance(i, int) and 0 <= i < len(possible) and possible[i] else None for i in named)
