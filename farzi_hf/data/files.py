@@ -39,7 +39,9 @@ def reason(error: BaseException) -> str:
 
 
 def unreadable(source: str | Path, error: Exception) -> ValueError:
-    """What is raised where a file cannot be read."""
+    """What is raised where a file cannot be read, or lacks something."""
+    if type(error) is LookupError:  # of `_rows`
+        return ValueError(f"{str(source)!r}: {reason(error)}")
     return ValueError(f"{str(source)!r} cannot be read ({reason(error)}): it is damaged, not UTF-8, or not what its ending says")
 
 
@@ -164,7 +166,7 @@ def _rows(paths: Sequence[Path], several: bool, kind: str, column: str | None) -
         except Exception as error:  # each reader has errors of its own
             raise ValueError(f"{path.name}, after {count} rows: {reason(error)}") from error
         if count and lacks and several:  # of JSON; the others know their columns
-            raise ValueError(f"no row of {path.name} has {column!r}: leave that file out, or give it this column")
+            raise LookupError(f"no row of {path.name} has {column!r}: leave that file out, or give it this column")
 
 
 def stream_of(
@@ -186,5 +188,6 @@ def stream_of(
             raise DataUnavailableError(f"{source!r} is no file, and not on the Hub: {reason(error)}") from error
         return {"train": found} if isinstance(found, IterableDataset) else found
     kind = rows if kind_of(files) == "text" else kind_of(files)
-    given = {part: {"paths": x, "several": len(x) > 1, "kind": kind, "column": column} for part, x in files.items()}
+    several = sum(map(len, files.values())) > 1
+    given = {part: {"paths": x, "several": several, "kind": kind, "column": column} for part, x in files.items()}
     return {part: IterableDataset.from_generator(_rows, gen_kwargs=x) for part, x in given.items()}

@@ -13,6 +13,7 @@ from csv import Error as csv_error
 from csv import reader as csv_lines
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -156,15 +157,16 @@ def _read_rows(path: Path, given: Given = NONE) -> pa.Table:
     try:
         arrow = ending(path) == ".arrow"
         if not arrow and opened(path).read(1 << 16).lstrip().startswith("["):  # an array, where Arrow wants lines
-            table = pa.Table.from_pylist([*of_json(opened(path))])
+            rows = [*of_json(opened(path))]
+            table = pa.table({name: [row.get(name) for row in rows] for name in dict.fromkeys(chain.from_iterable(rows))})
         else:
             table = pa.Table.from_batches(arrow_batches(path)) if arrow else json.read_json(utf8(path))
         dates = pa.schema([(x.name, pa.string()) for x in table.schema if pa.types.is_temporal(x.type) and not arrow])
         if dates.names:  # text in JSON, such as ids that look like dates
             table = json.read_json(utf8(path), parse_options=json.ParseOptions(explicit_schema=dates))
         table.column_names  # noqa: B018  Arrow decodes them only now
-    except (pa.ArrowException, ValueError, OSError, AttributeError, RecursionError) as error:
-        rows = 'rows {"user": …, "item": …, "timestamp": …}, one per line, with one type per column'
+    except (pa.ArrowException, ValueError, OSError, AttributeError, TypeError, OverflowError, RecursionError) as error:
+        rows = 'rows {"user": …, "item": …, "timestamp": …}, one per line or all in an array, with one type per column'
         raise ValueError(f"{path} does not hold {rows} ({reason(error)}): it is cut short or another file") from None
     return _chosen(table, path, given)
 

@@ -36,7 +36,7 @@ class CompiledLoop(InnerLoop):
     replayed_gradient = detached_gradient
 
     def reverse(self, t: int, before: States, after: Any, inputs: Buffers, pulled: Sequence[Pulled], *_: None) -> Buffers:
-        if after and weights(before)[0].is_cuda:  # `Reversible` needs the bits of the way forward; fused code may have others
+        if after and weights(before)[0].device.type != "cpu":  # `Reversible` needs the bits of the way forward
             return self.in_parts(t, before, after, inputs, pulled)
         needed = tuple(x.requires_grad for x in inputs)
         accumulators = tuple(after(i, slice(None)) if after else state[1:] for i, state in enumerate(before))

@@ -83,8 +83,9 @@ class WrittenRows(EndlessRows):
 
     @property
     def at_once(self) -> int:
-        own = next(self._teacher.parameters())
-        return 1 if values_are_free(own) else max(1, min(_AT_ONCE, portions(own).block // (_BLOCK * len(self.frequencies))))
+        own, cached = next(self._teacher.parameters()), getattr(self._teacher, "needs_mask", True)
+        logits = _BLOCK * len(self.frequencies) * (1 if cached else self.length)  # without a cache of all positions
+        return 1 if values_are_free(own) else max(1, min(_AT_ONCE, portions(own).block // logits))
 
     @torch.no_grad()
     def block(self, number: int) -> Tensor:

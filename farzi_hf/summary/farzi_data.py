@@ -68,6 +68,7 @@ class FarziData(nn.Module):
         self._names = tuple(shapes := config.shapes)
         if config.labels == "teacher":
             self.teacher = teacher_model(config)
+            self._attention = self.teacher.config._attn_implementation
             for name, parameter in self.teacher.named_parameters():
                 if tensors:
                     parameter.data = tensors[TEACHER + name]
@@ -103,14 +104,18 @@ class FarziData(nn.Module):
             raise RuntimeError(f"state_dict lacks {missing} and has {unexpected} beside; give that of such a summary")
         return _IncompatibleKeys(missing, unexpected)
 
+    def _apply(self, *args: Any, **how: Any) -> FarziData:
+        """What `to` does. On a GPU the teacher's attention is eager: fused kinds look at the mask, for which each step would wait."""
+        super()._apply(*args, **how)
+        if self.config.labels == "teacher":
+            self.teacher.set_attn_implementation(self._attention if device_of(self.tensors).type == "cpu" else "eager")
+        return self
+
     @property
     def carried(self) -> CarriedTeacher | None:
         """The teacher in the summary as a function of its tensors; None where there is none."""
         if self._carried is None and self.config.labels == "teacher":
-            teacher = self.teacher
-            if device_of(self.tensors).type != "cpu":
-                teacher.set_attn_implementation("eager")  # others look at the mask, and so wait for the device
-            self._carried = CarriedTeacher(teacher)
+            self._carried = CarriedTeacher(self.teacher)
         return self._carried
 
     @property

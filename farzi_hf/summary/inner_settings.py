@@ -38,9 +38,7 @@ _OF_THE_INNER_LOOP = {
 }
 
 LR_SCHEDULES: dict[str, Callable[[int], dict[str, Any]]] = {
-    "constant": lambda steps: {},
-    "linear": lambda steps: {},
-    "cosine": lambda steps: {},
+    **dict.fromkeys(("constant", "linear", "cosine"), lambda steps: {}),
     # The learning rate stays for half of the steps, and then falls to 0 on a straight line.
     "warmup_stable_decay": lambda steps: {"num_decay_steps": max(1, steps // 2), "decay_type": "linear"},
 }

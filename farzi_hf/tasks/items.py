@@ -257,14 +257,12 @@ class Recommendation(Task):
     learner: ClassVar = {"model_type": "sasrec", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     # Dropout is what sparse catalogues need, tied embeddings halve the bytes, and which kind is better depends on the data (recipes/LOG.md).
     learners: ClassVar = (
-        learner,
-        {**learner, "dropout": 0.3},
-        {"model_type": "fmlp", "hidden_size": 16, "dropout": 0.3},
+        learner, {**learner, "dropout": 0.3}, {"model_type": "fmlp", "hidden_size": 16, "dropout": 0.3},
         {**learner, "hidden_size": 32, "dropout": 0.3, "tie_word_embeddings": True},
         {"model_type": "fmlp", "hidden_size": 32, "dropout": 0.3, "tie_word_embeddings": True},
         {**learner, "hidden_size": 64, "num_hidden_layers": 2, "dropout": 0.3, "tie_word_embeddings": True},
         {"model_type": "fmlp", "hidden_size": 64, "num_hidden_layers": 2, "dropout": 0.3, "tie_word_embeddings": True},
-    )
+    )  # fmt: skip
     data_settings = (
         "min_interactions", "min_item_interactions", "held_out", "user_column", "item_column", "time_column", "name", "split", "revision",
     )  # fmt: skip

@@ -129,7 +129,11 @@ def test_a_file_of_json_without_the_column_of_the_others_is_refused(tmp_path):
     """It was left out without a word."""
     write(tmp_path / "a.jsonl", [{"text": text} for text in SENTENCES])
     write(tmp_path / "b.jsonl", [{"body": text} for text in SENTENCES[:20]])
-    with pytest.raises(ValueError, match=r"no row of b\.jsonl has 'text': leave that file out"):
+    with pytest.raises(ValueError, match=r"^'.*': no row of b\.jsonl has 'text': leave that file out, or give it this column$"):
+        load_text(tmp_path)
+    (tmp_path / "a.jsonl").rename(tmp_path / "train.jsonl")
+    (tmp_path / "b.jsonl").rename(tmp_path / "test.jsonl")
+    with pytest.raises(ValueError, match=r"no row of (test|train)\.jsonl has '(text|body)'"):
         load_text(tmp_path)
 
 

@@ -112,13 +112,29 @@ def test_a_teacher_writes_the_same_on_each_device(sequences, tokenizer, tmp_path
     """Also where several blocks are written at once, and whatever a training on a GPU reads first."""
     trainer = tiny_trainer(tmp_path, sequences, tokenizer, max_steps=0, **{**FORMS["teacher_written"], "use_cpu": False})
     trainer.train()
-    farzi, expected = trainer.model, []
+    trainer.model.save_pretrained(tmp_path / "saved")
+    farzi, expected = FarziData.from_pretrained(tmp_path / "saved"), []
     for device in ("cpu", "cuda"):
         rows = farzi.to(device).endless(1)
         found = torch.cat([rows.rows(256 * block + 250, 12) for block in (1, 9)])
         expected.append(found)
     assert (expected[0] == expected[1]).float().mean() >= 0.98  # a probability at the edge may fall to either side
     assert not farzi.carried.labels(farzi.tensors, expected[1].cuda()).logits().isnan().any()
+
+
+def test_students_of_a_summary_that_was_loaded_train_together(sequences, tokenizer, tmp_path, caplog):
+    """A teacher that was looked at on a CPU had its attention still, which torch.vmap refuses."""
+    settings = {**FORMS["teacher"], "max_steps": 0, "use_cpu": False}
+    made = tiny_trainer(tmp_path / "run", sequences, tokenizer, **settings)
+    made.train()
+    made.save_model(tmp_path / "saved")
+    farzi = FarziData.from_pretrained(tmp_path / "saved")
+    before = farzi.teacher.config._attn_implementation
+    caplog.clear()
+    again = tiny_trainer(tmp_path / "again", sequences, tokenizer, {"farzi_data": farzi}, **settings)
+    assert again.evaluate()["eval_students"] == 2
+    assert not [record for record in caplog.records if "one after the other" in record.getMessage()]
+    assert farzi.to("cpu").teacher.config._attn_implementation == before
 
 
 @pytest.mark.slow

@@ -10,10 +10,8 @@ from farzi_hf.distillation.objectives.meta_matching import MetaMatching
 from farzi_hf.distillation.objectives.trajectory_matching import TrajectoryMatching
 
 OBJECTIVES: dict[str, type[ConfigurableObjective]] = {
-    "meta_matching": MetaMatching,
-    "gradient_matching": GradientMatching,
-    "trajectory_matching": TrajectoryMatching,
-}
+    "meta_matching": MetaMatching, "gradient_matching": GradientMatching, "trajectory_matching": TrajectoryMatching,
+}  # fmt: skip
 """The objectives that a config can name."""
 
 __all__ = [

@@ -13,10 +13,6 @@ from farzi_hf.engine.adjoints.tape import Tape
 __all__ = ["ADJOINTS", "Adjoint", "Checkpoint", "Direct", "GradientGraphs", "Reversible", "Tape"]
 
 ADJOINTS: dict[str, type[Adjoint]] = {
-    "gradient_graphs": GradientGraphs,
-    "direct": Direct,
-    "tape": Tape,
-    "reversible": Reversible,
-    "checkpoint": Checkpoint,
-}
+    "gradient_graphs": GradientGraphs, "direct": Direct, "tape": Tape, "reversible": Reversible, "checkpoint": Checkpoint,
+}  # fmt: skip
 """The adjoints that a config can name, the fastest first."""

@@ -29,10 +29,10 @@ class Reversible(RecordingAdjoint):
     States are integers that lose no bit (`farzi_hf.engine.adjoints.fixed_point`). The way back ends at the start bit for bit; if it does
     not, that is an error. Up to rounding, the steps are those of the same optimizer in floating point.
 
-    Time 4 T·G: G forward, 3 G in reverse. Memory: with Adam 28 to 60 bytes per parameter, with SGD 24 to 32; about log2(1/β) bits per parameter and
-    step for each accumulator (0.15 bits for β = 0.9, 0.0014 for 0.999, 1 bit for 0.5); the graph of one step.
+    Time 4 T·G: G forward, 3 G in reverse (4 G in code compiled for a GPU). Memory: with Adam 28 to 60 bytes per parameter, with SGD 24 to 32; about
+    log2(1/β) bits per parameter and step for each accumulator (0.15 for β = 0.9, 0.0014 for 0.999, 1 for 0.5); the graph of one step.
 
-    It runs with torch's deterministic algorithms, and on a GPU takes the first gradient twice: where they differ, `Tape` takes its place, with a
+    It runs with torch's deterministic algorithms, and on a GPU takes the first gradient again: where they differ, `Tape` takes its place, with a
     warning. There it waits for the device once forward and once in reverse.
 
     Raises (from `unroll` or in the backward pass):
