@@ -16,7 +16,7 @@ class Portions(NamedTuple):
     """The numbers of a portion: that an optimizer updates; the same with its state in integers, which take more memory; and of a block of
     positions times entries of the vocabulary, on the CPU for each thread. The learners that take their steps as one, if they fit into a block.
     The share of all memory for the graphs of all steps: on a CPU, memory that a process never had costs more time than a gradient. How many times
-    the rows of a CPU's step a step takes: there, small steps teach most in the same time; on a GPU they take as long as larger ones."""
+    the rows of a CPU's step a step takes: there, small steps teach most in the same time; on a GPU they take almost as long as larger ones."""
 
     update: int
     integers: int
