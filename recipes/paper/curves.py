@@ -72,7 +72,9 @@ def plot_curves(path: File, *given: Panel) -> None:
         for name, value in panel.lines.items():  # one entry for a line of several panels, with its value in each
             handle = legend.pop(f"{name.replace('_', ' ')} ({plots.number(value)})", None)
             lines.setdefault(name, (handle, []))[1].append(plots.number(value))
-    legend |= {f"{name.replace('_', ' ')} ({', '.join(dict.fromkeys(values))})": handle for name, (handle, values) in lines.items()}
+    legend |= {
+        f"{name.replace('_', ' ')} ({', '.join(dict.fromkeys(values))})": handle for name, (handle, values) in lines.items()
+    }
     columns = 1 if len(given) == 1 and max(map(len, legend)) > 36 else min(3, 1 + len(given))
     figure.set_figheight(4.2 + 0.2 * math.ceil(len(legend) / columns))
     figure.legend(legend.values(), legend.keys(), ncols=columns, loc="outside lower center", frameon=False, fontsize=9)
