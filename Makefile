@@ -24,7 +24,8 @@ demo: $(VENV)/.installed ## distil the embedded corpus and interactions: tables,
 test: $(VENV)/.installed ## the test suite, without the tests marked slow or gpu
 	$(BIN)/python -m pytest -n logical -m "not slow and not gpu"
 
-test-slow: $(VENV)/.installed ## the tests marked slow
+test-slow: $(VENV)/.installed ## the tests marked slow; those of the fake device too, where a compiler is
+	-PYTHONPATH=tests/device $(BIN)/python -c "import fake_cuda; fake_cuda.is_needed() and not fake_cuda.is_built() and fake_cuda.build()"
 	$(BIN)/python -m pytest -n logical --dist worksteal -m "slow and not gpu"
 
 test-device: $(VENV)/.installed ## the tests of a CUDA device: on the GPU, or on a fake one that takes half a minute to compile
