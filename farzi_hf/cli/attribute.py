@@ -87,7 +87,8 @@ def command(argv: Sequence[str]) -> None:
             part.unlink()
         parts.rmdir()
     for title, sign, shown in (("lowered", 1, found.top(args.top)), ("raised", -1, found.bottom(args.top))):
-        say(f"\nThe rows that {title} the mean loss of {len(test)} queries most (row, without blank ones; nats a token; text):")
+        columns = "row, blank ones not counted; nats per token; text"
+        say(f"\nThe rows that {title} the mean loss of {len(test)} queries the most ({columns}):")
         for row in shown:
             first = sorted(row.tokens, key=lambda token: -sign * token[1])[:4]
             marked = "".join(f"  [{name.strip()} {score:+.1e}]" for name, score in first)

@@ -50,7 +50,8 @@ def command(argv: Sequence[str]) -> None:
     with ends_in_one_line("farzi export", FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError):
         out = args.out
         if out.is_symlink() or is_taken(out) or out.resolve() == Path.cwd():  # a shell would stay in a folder that is replaced
-            raise ValueError(f"OUT {str(out)!r} exists already and is not empty: choose another folder, not this one")
+            remedy = "choose another folder, not the one that you are in"
+            raise ValueError(f"OUT {str(out)!r} exists already and is not empty: {remedy}")
         if not args.teacher:
             check_size("--rows", args.rows)
             check_size("--top_k", args.top_k)

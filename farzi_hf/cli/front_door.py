@@ -72,7 +72,7 @@ class FrontDoor:
         self.seed, *others = self.data.seeds(self._args.seed)
         if others:
             remedy = "choose with farzi suggest DATA > config.yaml, then farzi distil config.yaml --splits …"
-            raise ValueError(f"splits={[self.seed, *others]}: trials see one split, and so test users of the others; {remedy}")
+            raise ValueError(f"splits={[self.seed, *others]}: the trials see one split, so test users of the others; {remedy}")
         self.splits = self.data.splits(self.seed)
         self.search = Search(
             self.splits, self.data.task, Path(), self._args.output_dir, self._args.seed,

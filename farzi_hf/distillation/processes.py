@@ -35,7 +35,7 @@ def check_launcher() -> bool:
         )
     for variable in SHARDING:
         if (value := os.environ.get(variable, "false")).lower() in ("1", "true", "yes"):
-            raise ValueError(f"{variable}={value} is not supported and not needed; see recipes/accelerate/many_gpus.yaml")
+            raise ValueError(f"{variable}={value} is not supported: a summary is small; see recipes/accelerate/many_gpus.yaml")
     return int(os.environ.get("WORLD_SIZE", 1)) > 1 and not torch.accelerator.is_available()
 
 

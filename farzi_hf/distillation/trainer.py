@@ -106,7 +106,7 @@ class FarziTrainer(Trainer):
         self.learner = Learner(learner_init, checkpoint_layers=args.checkpoint_layers)
         self.labelling = Labelling.by(teacher, self.learner)
         if args.labels == "teacher" and self.labelling != self.labelling.first:
-            raise ValueError("teacher has several models, and labels='teacher' carries one: give the best, or labels='own'")
+            raise ValueError("teacher has several models, labels='teacher' has one: give the best, or labels='own', their mean")
         if (limit := self.learner.readable(args.sequence_length)) < args.sequence_length:
             raise ValueError(f"sequence_length={args.sequence_length}, the learner reads {limit} positions: lower it")
         collator = data_collator or self.task.collator

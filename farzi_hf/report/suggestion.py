@@ -150,7 +150,7 @@ class Search:
             if value is not None and not value > 0:
                 raise ValueError(f"{name}={value} leaves no room: give a positive number, or leave it out")
         if missing := {"train", "validation"} - {name for name, rows in self.splits.items() if len(rows)}:
-            raise ValueError(f"dataset has the splits {list(self.splits)}: {', '.join(sorted(missing))} is missing or has no row")
+            raise ValueError(f"dataset has splits {list(self.splits)}: {', '.join(sorted(missing))} is missing, or has no row")
         if self.fixed.get("labels", "teacher") != "teacher":
             raise ValueError(f"labels={self.fixed['labels']!r}: trials choose summaries that carry a teacher; leave labels out")
         self.learners = [dict(self.learner)] if self.learner is not None else list(self.task.learners)

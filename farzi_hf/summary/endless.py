@@ -91,11 +91,11 @@ class WrittenRows(EndlessRows):
     def block(self, number: int) -> Tensor:
         model, possible = self._teacher, self.frequencies > 0
         impossible = ~possible.to(model.device)
-        seeds = (derive(self.seed, Purpose.WRITTEN_ROWS, number + i) for i in range(self.at_once))
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        numbers = range(number, number + self.at_once)
+        draws = [torch.Generator().manual_seed(derive(self.seed, Purpose.WRITTEN_ROWS, i)) for i in numbers]
         named = (getattr(model.config, name, None) for name in ("bos_token_id", "eos_token_id"))
         begin, end = (i if isinstance(i, int) and 0 <= i < len(possible) and possible[i] else None for i in named)
-        first = torch.cat([torch.multinomial(self.frequencies, _BLOCK, True, generator=each) for each in generators])
+        first = torch.cat([torch.multinomial(self.frequencies, _BLOCK, True, generator=each) for each in draws])
         ids, kept = (first if begin is None else torch.full_like(first, begin))[:, None].to(model.device), {}
         while ids.shape[1] < self.length:
             read = ids[:, -1:] if kept else ids  # the keys and values of the others are kept
@@ -103,7 +103,7 @@ class WrittenRows(EndlessRows):
             name = "cache" if hasattr(output, "cache") else "past_key_values"  # its name before transformers 5.24
             kept = {name: past} if (past := getattr(output, name, None)) is not None else {}
             p = output.logits[:, -1].float().masked_fill(impossible, -torch.inf).softmax(-1)
-            drawn = _drawn(p, torch.cat([1 - torch.rand(_BLOCK, 1, generator=each) for each in generators]).to(p.device))
+            drawn = _drawn(p, torch.cat([1 - torch.rand(_BLOCK, 1, generator=each) for each in draws]).to(p.device))
             if None not in (begin, end) and begin != end:
                 drawn.masked_fill_(ids[:, -1:] == end, begin)
             ids = torch.cat([ids, drawn], dim=1)

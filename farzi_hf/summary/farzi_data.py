@@ -191,7 +191,9 @@ class FarziData(nn.Module):
         if (endless := self.endless(seed)) is not None:
             return RowsDataset(endless, num_rows)
         if num_rows is not None or seed is not None:
-            raise ValueError(f"num_rows={num_rows!r}, seed={seed!r}: leave them out, inputs={self.config.inputs!r} are stored")
+            raise ValueError(
+                f"num_rows={num_rows!r} and seed={seed!r}: leave them out, inputs={self.config.inputs!r} are rows that are stored"
+            )
         return Dataset(rows_table(self.tensors)).with_format("torch")
 
     def collator(self) -> SoftTokenCollator:

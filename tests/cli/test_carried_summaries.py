@@ -132,7 +132,7 @@ def test_the_folder_that_one_is_in_is_not_replaced(tmp_path, monkeypatch):
     for out in (".", str(here)):
         with pytest.raises(
             SystemExit,
-            match=f"farzi export: OUT '{out}' exists already and is not empty: choose another folder, not this one",
+            match=f"farzi export: OUT '{out}' exists already and is not empty: choose another folder, not the one that you are in",
         ):
             main(["export", summary, out, "--rows", "3"])
     assert here.stat().st_nlink > 0

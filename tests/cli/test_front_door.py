@@ -78,7 +78,7 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys):
         (["sample", "--bytes", "much"], "--bytes 'much' is no size"),
         (["sample", "--minutes", "0"], "minutes=0"),
         (["sample", "--bytes", "1,5MB"], "--bytes '1,5MB' is no size"),
-        (["sample_interactions", "--splits", "0", "1"], r"splits=\[0, 1\]: trials see one split"),
+        (["sample_interactions", "--splits", "0", "1"], r"splits=\[0, 1\]: the trials see one split"),
         (["sample", "--output_dir", "taken"], "output_dir='taken' is not empty"),
         (["no-such.yaml"], "'no-such.yaml' is neither a file nor an example"),
         ([], "DATA is missing"),

@@ -256,7 +256,7 @@ def test_two_searches_do_not_write_to_one_folder(text, tmp_path, monkeypatch):
 def test_too_few_rows_are_named(rows, text):
     with pytest.raises(ValueError, match=f"dataset has {rows} rows"):
         suggest(text[0]["train"].select(range(rows)), text[1])
-    with pytest.raises(ValueError, match="validation is missing or has no row"):
+    with pytest.raises(ValueError, match="validation is missing, or has no row"):
         suggest(DatasetDict(train=text[0]["train"], validation=text[0]["train"].select([])), text[1])
 
 

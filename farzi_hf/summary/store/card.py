@@ -31,6 +31,7 @@ from farzi_hf.summary.store.text import (
 )
 from farzi_hf.summary.store.untrusted import NOT_SHOWN, sizes_of
 
+SHOWN = 500  # sequences of the page to browse: it should open at once
 _TABLES = {"latents": "latents", "decoder": "decoder", "labels": "label_latents", "label_decoder": "label_decoder"}
 """The tables of the dataset repository, with the tensor that each of them shows."""
 
@@ -91,14 +92,9 @@ def render_card(
     card = DatasetCard.from_template(
         _metadata(contents, metrics),
         template_path=str(Path(__file__).parent / "templates" / "card.md"),
-        repo=PLACEHOLDER,
-        config=config,
-        vocabulary=vocabulary,
-        tables=tables_of(contents.tensors),
-        metrics=metrics,
-        storage=storage,
-        nbytes=storage.nbytes(contents.tensors),
-        carried=_model(config.teacher),
+        repo=PLACEHOLDER, config=config, vocabulary=vocabulary, tables=tables_of(contents.tensors), metrics=metrics,
+        storage=storage, nbytes=storage.nbytes(contents.tensors), carried=_model(config.teacher),
+        shown=min(SHOWN, config.num_sequences),
         teacher_size=sum(x.numel() for name, x in contents.tensors.items() if name.startswith(TEACHER)),
         endless=SHARES in contents.tensors,
         learner_facts=_model(learner, metrics.get("learner_parameters")),

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from farzi_hf.data.vocabulary import Vocabulary
 from farzi_hf.summary.store import folder as layout
-from farzi_hf.summary.store.card import Contents, greedy_texts, render_card, tables_of
+from farzi_hf.summary.store.card import SHOWN, Contents, greedy_texts, render_card, tables_of
 from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of, replace_files
 from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.summary.store.text import check_results, json_text, numbers_of, parse_mapping, script_json, yaml_text
 from farzi_hf.summary.store.untrusted import plain_learner, save_vocabulary
 
 _AT_ONCE = 1000  # sequences that are decoded at the same time
-SHOWN, _LIKELIEST = 500, 12  # sequences of the page to browse, and entries of each position: it should open at once
+_LIKELIEST = 12  # entries of each position of the page to browse
 
 
 @dataclass(frozen=True)
