@@ -62,7 +62,8 @@ def command(argv: Sequence[str]) -> None:
             measures = {name: getattr(data.task, name) for name in ("compute_metrics", "preprocess_logits_for_metrics")}
         trainer = Trainer(
             model=attach_soft_inputs(model_of(farzi, args, longest)), train_dataset=farzi.as_dataset(), data_collator=farzi.collator(),
-            compute_loss_func=soft_cross_entropy, args=farzi.training_arguments(args.output_dir, seed=args.seed, **changes), **measures,
+            compute_loss_func=soft_cross_entropy, args=farzi.training_arguments(args.output_dir, seed=args.seed, **changes),
+            optimizer_cls_and_kwargs=farzi.optimizer_cls_and_kwargs, **measures,
         )  # fmt: skip
     started = time.perf_counter()
     trainer.train()

@@ -178,6 +178,11 @@ class FarziConfig(TrainingArguments):
         if not made_up and size > max(self.num_sequences, self.defaults.get("synthetic_batch_size", 0)):
             logger.warning(f"synthetic_batch_size={size} is more than num_sequences={self.num_sequences}: a step takes all.")
         OBJECTIVES[self.objective].check(self)
+        if self.max_steps and not OPTIMIZERS[self.inner_optimizer].elementwise:
+            raise ValueError(
+                f"inner_optimizer={self.inner_optimizer!r} has no derivative, so it trains students alone; give max_steps=0, or "
+                "inner_optimizer='adam' for outer steps"
+            )
         for make, what in (
             (self.make_inner_optimizer, "inner optimizer, inner_…"),
             (self.make_adjoint, "adjoint"),

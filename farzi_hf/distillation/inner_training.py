@@ -230,7 +230,8 @@ class Students:
         own, training, config = list(self.learner.model.parameters()), self.training, self.farzi.config
         logits = (training.batch_size or config.num_sequences) * config.sequence_length * self.learner.vocab_size
         most = min(portions(own[0]).learners, portions(own[0]).block // max(logits, sum(x.numel() for x in own)))
-        alone = training.torch_compile or training.optimizer.max_grad_norm is not None or not all(x.requires_grad for x in own)
+        alone = training.torch_compile or training.optimizer.max_grad_norm is not None or not training.optimizer.elementwise
+        alone = alone or not all(x.requires_grad for x in own)
         size = 1 if alone else max(1, most)
         for some in (range(first, min(first + size, count)) for first in range(0, count, size)):
             yield from self._together(some) if len(some) > 1 else map(self.on_summary, some)

@@ -12,8 +12,10 @@ from farzi_hf.engine.optimizers import (
     InnerAdamW,
     InnerOptimizer,
     InnerSGD,
+    InnerSoap,
     InvertibleOptimizer,
     PaperAdam,
+    Soap,
     State,
     setting,
 )  # fmt: skip
@@ -21,6 +23,6 @@ from farzi_hf.engine.unroll import gradients, train, unroll
 
 __all__ = [
     "ADJOINTS", "OPTIMIZERS", "Adjoint", "Checkpoint", "Direct", "GradientGraphs", "InnerAdam", "InnerAdamW", "InnerLoss", "InnerOptimizer",
-    "InnerSGD", "InvertibleOptimizer", "PaperAdam", "ReplayError", "Reversible", "State", "Tape", "TrainingState", "autocast_settings", "gradients",
-    "no_autocast", "setting", "train", "unroll",
+    "InnerSGD", "InnerSoap", "InvertibleOptimizer", "PaperAdam", "ReplayError", "Reversible", "Soap", "State", "Tape", "TrainingState",
+    "autocast_settings", "gradients", "no_autocast", "setting", "train", "unroll",
 ]  # fmt: skip

@@ -48,7 +48,7 @@ class Layout:
         """Sort `params` into groups and constants; the docstring of `unroll` has the rule."""
         plain_tensors_train = not any(x.requires_grad for x in params.values())
         groups: dict[tuple[torch.dtype, torch.device, int], list[str]] = {}
-        optimizers = optimizer.by_parameter(params)
+        optimizers = optimizer.by_parameter({name: x.shape for name, x in params.items()})
         constants: dict[str, Tensor] = {}
         for name, x in params.items():
             trains = x.requires_grad or (plain_tensors_train and not isinstance(x, nn.Parameter))
@@ -68,6 +68,12 @@ class Layout:
             )
         shapes = tuple(tuple(params[name].shape for name in names) for names in groups.values())
         return cls(tuple(params), tuple(map(tuple, groups.values())), shapes, constants)
+
+    @property
+    def sizes(self) -> dict[str, torch.Size]:
+        """The shapes of all tensors by name."""
+        trained = itertools.chain.from_iterable(map(zip, self.groups, self.shapes))
+        return {**{name: x.shape for name, x in self.constants.items()}, **dict(trained)}
 
     def flatten(self, params: dict[str, Tensor]) -> Buffers:
         """Copy the trained tensors into new flat buffers."""
@@ -136,7 +142,7 @@ class InnerLoop:
     @cached_property
     def optimizers(self) -> tuple[InnerOptimizer, ...]:
         """Of each group."""
-        each = self.optimizer.by_parameter(self.layout.names)
+        each = self.optimizer.by_parameter(self.layout.sizes)
         return tuple(each[names[0]] for names in self.layout.groups)
 
     @property
@@ -155,7 +161,7 @@ class InnerLoop:
         """The states before the first step to take, in new buffers."""
         if self.reached is not None:
             return tuple(tuple(x.detach().clone() for x in state) for state in self.reached)
-        return tuple(self.optimizer.init(flat.detach().clone()) for flat in w)
+        return tuple(optimizer.init(flat.detach().clone()) for optimizer, flat in zip(self.optimizers, w, strict=True))
 
     def trained(self, w: Buffers, inputs: Buffers) -> States:
         """The states after the last step, without a graph."""
@@ -210,7 +216,7 @@ class InnerLoop:
         """The states after step t, without a graph, in the buffers of `out` or in new ones."""
         lr, out = self.rate(t), out or tuple(tuple(map(torch.empty_like, state)) for state in states)
         for optimizer, state, flat, target in zip(self.optimizers, states, g, out, strict=True):
-            for rows in chunks(flat, portions(flat).update):
+            for rows in chunks(flat, portions(flat).update if optimizer.elementwise else len(flat)):
                 optimizer.step(_part(state, rows), flat[rows], t, lr, out=_part(target, rows))
         return out
 

@@ -79,13 +79,7 @@ def unroll(
         loop, w = _loop(inner_loss, params, inputs, optimizer, steps, window, first_step, torch_compile)
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (*w, *inputs))
     with torch.inference_mode(False), no_autocast(loop.autocast):
-        if differentiable:
-            adjoint = adjoint or choose_adjoint(loop, w, inputs)
-            if refusal := adjoint.refusal(loop):
-                raise ValueError(refusal)
-            w = adjoint.run(loop, w, inputs)
-        else:
-            w = weights(loop.trained(w, inputs))
+        w = _usable(adjoint, loop, w, inputs).run(loop, w, inputs) if differentiable else weights(loop.trained(w, inputs))
     return loop.layout.unflatten(w)
 
 
@@ -108,10 +102,7 @@ def gradients(
     with torch.inference_mode(False), torch.enable_grad():
         loop, w = _loop(inner_loss, params, inputs, optimizer, steps, None, 1, torch_compile)
         with no_autocast(loop.autocast):
-            adjoint = adjoint or choose_adjoint(loop, w, inputs, LEAN)
-            if refusal := adjoint.refusal(loop):
-                raise ValueError(refusal)
-            return adjoint.gradients(loop, w, inputs, losses)
+            return _usable(adjoint, loop, w, inputs, LEAN).gradients(loop, w, inputs, losses)
 
 
 def train(
@@ -158,6 +149,17 @@ def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers, most: float = m
     return chosen
 
 
+def _usable(adjoint: Adjoint | None, loop: InnerLoop, w: Buffers, inputs: Buffers, most: float = math.inf) -> Adjoint:
+    """The adjoint that was given, or the best one; a ValueError if none, or not this one, can differentiate the loop."""
+    if not loop.optimizer.elementwise:
+        name = type(loop.optimizer).__name__
+        raise ValueError(f"optimizer={name} trains, but has no derivative here; give InnerAdam(lr=…), or torch.no_grad()")
+    adjoint = adjoint or choose_adjoint(loop, w, inputs, most)
+    if refusal := adjoint.refusal(loop):
+        raise ValueError(refusal)
+    return adjoint
+
+
 def _loop(
     inner_loss: InnerLoss, start: dict[str, Tensor] | TrainingState, inputs: tuple[Tensor, ...], optimizer: InnerOptimizer,
     steps: int, window: int | None, first_step: int, torch_compile: bool | str,
@@ -184,9 +186,9 @@ def _check(params: Any, inputs: Any, optimizer: Any, steps: Any, window: Any) ->
     if not isinstance(optimizer, InnerOptimizer):
         raise TypeError(f"optimizer must be an InnerOptimizer, got {optimizer!r:.80}; pass InnerAdam(lr=0.01)")
     if isinstance(params, TrainingState):
-        of, groups = optimizer.by_parameter(params.layout.names), params.layout.groups
+        of, groups = optimizer.by_parameter(params.layout.sizes), params.layout.groups
         mixed = any(of[name] is not of[names[0]] for names in groups for name in names)
-        if mixed or any(len(state) != optimizer.fields for state in params.states):
+        if mixed or any(len(state) != of[names[0]].fields for names, state in zip(groups, params.states, strict=True)):
             raise ValueError(f"params is a training with another optimizer than {optimizer!r}; go on with the same one")
     elif not isinstance(params, dict) or not params or not all(isinstance(x, Tensor) for x in params.values()):
         raise TypeError(f"params must be a dict of tensors, got {params!r:.80}; pass dict(module.named_parameters())")

@@ -68,7 +68,8 @@ def under_stock_trainer(c: Comparison, folder: str | os.PathLike, method: str) -
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(c.learner.model.config, trust_remote_code=False)
         with tempfile.TemporaryDirectory() as scratch:
-            return train_stock(model, farzi.as_dataset(), farzi.collator(), stock_arguments(c, scratch, seed))
+            args, own = stock_arguments(c, scratch, seed), farzi.optimizer_cls_and_kwargs
+            return train_stock(model, farzi.as_dataset(), farzi.collator(), args, own)
 
     return c.trained(method, train, [derive(c.seed, Purpose.STOCK_STUDENT)], farzi.nbytes, c.steps)
 
@@ -80,11 +81,13 @@ def stock_arguments(c: Comparison, output_dir: str, seed: int, **changes: Any) -
     return c.farzi.training_arguments(output_dir, **{**quiet, "seed": seed, **changes})
 
 
-def train_stock(model: PreTrainedModel, rows: Dataset, collator: Callable, args: TrainingArguments) -> Student:
+def train_stock(
+    model: PreTrainedModel, rows: Dataset, collator: Callable, args: TrainingArguments, optimizer: tuple | None = None
+) -> Student:  # fmt: skip
     """Trains `model` with the stock Trainer, on the soft tokens or ids that `collator` makes, and returns it as a student."""
     trainer = Trainer(
         model=attach_soft_inputs(model), args=args, train_dataset=rows, data_collator=collator,
-        compute_loss_func=soft_cross_entropy,
+        compute_loss_func=soft_cross_entropy, optimizer_cls_and_kwargs=optimizer,
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)  # the table has the results
     trainer.train()

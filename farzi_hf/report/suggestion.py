@@ -234,6 +234,7 @@ class Search:
         """The settings of a trial, or of the choice. What a trial changes it has asked `_asked` for, unless it measures no choice."""
         settings = {
             "labels": "teacher", "inputs": "drawn", "num_sequences": 64, "sequence_length": self.length, "inner_epsilon": 1e-6, "max_steps": 0,
+            "inner_optimizer": "adam" if self.fixed.get("max_steps") else "soap",
             "teacher_learning_rate": _rate(0.01, learner), "teacher_batch_size": self._rows_a_step, "seed": self.seed,
             "report_to": "none", "eval_students": 1, "disable_tqdm": not sys.stderr.isatty(),
         }  # fmt: skip

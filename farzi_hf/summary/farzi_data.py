@@ -26,7 +26,7 @@ from farzi_hf.models.base import check_size
 from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.endless import DrawnRows, EndlessRows, RowsDataset
 from farzi_hf.summary.forms import INPUTS, LABELS, batch_of, device_of
-from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER, stock_arguments
+from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER, inner_optimizer, stock_arguments
 from farzi_hf.summary.reading import Decoded, check_numbers, decode, hard_rows
 from farzi_hf.summary.soft_tokens import SoftTokens, vocabulary_size
 from farzi_hf.summary.soft_training import SoftTokenCollator
@@ -224,6 +224,14 @@ class FarziData(nn.Module):
         """
         stored = None if self.is_endless else self.config.num_sequences
         return stock_arguments(self.config.inner, stored, str(output_dir), changes)
+
+    @property
+    def optimizer_cls_and_kwargs(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]] | None:
+        """For the stock Trainer's argument of this name: the optimizer that students had, where `training_arguments` cannot name it, else None.
+
+        Without it, Trainer has AdamW at the same settings, which needs more steps.
+        """
+        return inner_optimizer(self.config.inner).stock_class if "lr" in (self.config.inner or {}) else None
 
     def as_hard_dataset(self, samples_per_sequence: int | None = None, seed: int = 0) -> Dataset:
         """Token ids in place of soft tokens, for models and trainers that take only ids.

@@ -11,7 +11,7 @@ from tiny_models import LENGTH, V, soft_trainer, tiny_model
 from transformers import SchedulerType, TrainingArguments
 
 from farzi_hf.distillation import Learner, SyntheticTraining
-from farzi_hf.engine import OPTIMIZERS, InnerAdam, InnerAdamW, InnerSGD
+from farzi_hf.engine import OPTIMIZERS, InnerAdam, InnerAdamW, InnerSGD, InnerSoap
 from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.summary.inner_settings import LR_SCHEDULES, lr_schedule
 
@@ -25,8 +25,10 @@ def summary(inner, **form) -> FarziData:
     return FarziData(FarziDataConfig(8, LENGTH, 4, V, latent_std=1.0, inner=inner, **form))
 
 
-def student(farzi: FarziData, args: TrainingArguments) -> dict[str, torch.Tensor]:
-    trainer = soft_trainer(tiny_model("gpt2"), farzi, args)
+def student(farzi: FarziData, args: TrainingArguments, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    trainer = soft_trainer(
+        tiny_model("gpt2").to(dtype), farzi.to(dtype), args, optimizer_cls_and_kwargs=farzi.optimizer_cls_and_kwargs
+    )
     trainer.train()
     return dict(trainer.model.named_parameters())
 
@@ -38,6 +40,7 @@ LIKE = {
     "adam": (ADAM, InnerAdam(0.02, (0.5, 0.99), 1e-3)),
     "sgd": (SGD, InnerSGD(0.3, 0.5)),
     "adamw": (ADAMW, ADAMW_LIKE),
+    "soap": ({**ADAMW, "optimizer": "soap"}, InnerSoap(0.02, (0.5, 0.99), 1e-3, weight_decay=0.5, max_grad_norm=0.05)),
 }
 WARM = {"warmup_steps": 3}
 STUDENTS = [(name, schedule, {}) for name in LIKE for schedule in LR_SCHEDULES]
@@ -50,13 +53,16 @@ def test_a_student_is_the_learner_of_the_inner_loop(tmp_path, name, schedule, fo
     """From the same start, on the same batches: all sequences in each step."""
     inner, optimizer = LIKE[name]
     warm = {name: form[name] for name in form if name == "warmup_steps"}
-    farzi = summary({**inner, **SIZES, "lr_scheduler_type": schedule, **warm}, **({} if warm else form))
-    model = tiny_model("gpt2")
+    dtype = torch.float32 if optimizer.elementwise else torch.float64  # 1e-7 grows there
+    farzi = summary({**inner, **SIZES, "lr_scheduler_type": schedule, **warm}, **({} if warm else form)).to(dtype)
+    model = tiny_model("gpt2").to(dtype)
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     training = SyntheticTraining(optimizer, farzi.config.tau, lr_scheduler_type=schedule, **warm)
     assert replace(SyntheticTraining.of(farzi.config.inner, farzi.config.tau), batch_size=None) == training
-    expected = training(Learner(model), farzi.tensors, start=start, steps=7, seed=0)
-    found = student(farzi, farzi.training_arguments(tmp_path, use_cpu=True, disable_tqdm=True))
+    learner = Learner(model)
+    with torch.no_grad():
+        expected = training(learner, farzi.tensors, start=start, steps=7, seed=0)
+    found = student(farzi, farzi.training_arguments(tmp_path, use_cpu=True, disable_tqdm=True), dtype)
     assert not list(tmp_path.iterdir())
     assert max((found[name] - start[name]).abs().max() for name in start) > 0.05
     for name, parameter in expected.items():

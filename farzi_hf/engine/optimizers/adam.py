@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -191,12 +191,11 @@ class InnerAdamW(InnerAdam):
         if self.lr * self.weight_decay >= 1:
             raise ValueError(f"lr={self.lr!r} times weight_decay={self.weight_decay!r} must be below 1; lower one")
 
-    def by_parameter(self, names: Iterable[str]) -> dict[str, InnerOptimizer]:
-        names = list(names)
-        if unknown := set(self.no_decay) - set(names):
-            raise ValueError(f"no_decay names {min(unknown)!r}, which is none of {', '.join(names):.200}")
+    def by_parameter(self, shapes: Mapping[str, torch.Size]) -> dict[str, InnerOptimizer]:
+        if unknown := set(self.no_decay) - set(shapes):
+            raise ValueError(f"no_decay names {min(unknown)!r}, which is none of {', '.join(shapes):.200}")
         plain = replace(self, weight_decay=0.0, no_decay=())
-        return {name: plain if name in self.no_decay else self for name in names}
+        return {name: plain if name in self.no_decay else self for name in shapes}
 
     def without_decay(self, names: Iterable[str]) -> InnerAdamW:
         return replace(self, no_decay=tuple(dict.fromkeys((*self.no_decay, *names))))

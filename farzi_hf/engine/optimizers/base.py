@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, field
 from typing import Any, ClassVar
 
@@ -74,6 +74,8 @@ class InnerOptimizer(ABC):
     fields: ClassVar[int]
     # Whether `pullback` is the derivative of `step`. If it is not, adjoints that differentiate `step` itself refuse the optimizer.
     exact: ClassVar[bool] = True
+    # Whether each number of a parameter has its update alone. If not, parts get whole parameters, and `unroll` does not differentiate.
+    elementwise: ClassVar[bool] = True
     # Hyper-parameters that transformers' optimizer lacks or treats differently. At 0 there is no difference.
     without_stock_twin: ClassVar[tuple[str, ...]] = ()
 
@@ -87,9 +89,9 @@ class InnerOptimizer(ABC):
     lr_schedule: Callable[[int], float] | None
     max_grad_norm: float | None = None
 
-    def by_parameter(self, names: Iterable[str]) -> dict[str, InnerOptimizer]:
+    def by_parameter(self, shapes: Mapping[str, torch.Size]) -> dict[str, InnerOptimizer]:
         """The optimizer of each parameter. They may differ in hyper-parameters of `step` and `pullback` alone."""
-        return dict.fromkeys(names, self)
+        return dict.fromkeys(shapes, self)
 
     def without_decay(self, names: Iterable[str]) -> InnerOptimizer:
         """The same optimizer that does not decay these parameters, if it can make a difference between parameters."""
@@ -121,6 +123,11 @@ class InnerOptimizer(ABC):
 
     def stock_settings(self) -> dict[str, Any] | None:
         """This optimizer and its hyper-parameters under the names of `transformers.TrainingArguments`; None if Trainer has no such optimizer."""
+        return None
+
+    @property
+    def stock_class(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]] | None:
+        """A class of ours and its arguments, for Trainer's `optimizer_cls_and_kwargs`; None where `stock_settings` say all."""
         return None
 
     def rate(self, step: int) -> float:

@@ -1,0 +1,137 @@
+"""SOAP: its step as its paper has it, whole parameters in the inner loop, and the same for the stock Trainer."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from farzi_hf.engine import InnerAdamW, InnerSoap, Soap, Tape, gradients, train, unroll
+
+BETAS, EPS, DECAY, LR = (0.8, 0.9), 1e-3, 0.1, 0.03
+SOAP = InnerSoap(LR, BETAS, EPS, weight_decay=DECAY, no_decay=("0.bias", "2.bias"))
+
+
+def problem() -> tuple:
+    """Two layers, one wide and one tall; the loss has the step in it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(9, 4), nn.Tanh(), nn.Linear(4, 7)).double()
+    inputs, targets = torch.randn(40, 32, 9).double() * torch.linspace(0.1, 3, 9).double(), torch.randn(40, 32, 7).double()
+
+    def loss(params: dict[str, Tensor], _: tuple, step: int) -> Tensor:
+        return (torch.func.functional_call(model, params, (inputs[step - 1],)) - targets[step - 1]).square().mean()
+
+    return model, loss, {name: x.detach().clone() for name, x in model.named_parameters()}
+
+
+def plain_soap(gradients: list[Tensor], w: Tensor) -> Tensor:
+    """The equations of `InnerSoap` for a tall matrix, with loops and no flat buffers."""
+    (b1, b2), m, v, q, c = BETAS, torch.zeros_like(w), torch.zeros_like(w), torch.eye(w.shape[1]).to(w), torch.zeros(())
+    for t, g in enumerate(gradients, 1):
+        c = b2 * c + (1 - b2) * g.T @ g if t > 1 else g.T @ g
+        if t <= 10 or t % 10 == 0:
+            q = torch.linalg.qr(c @ q + 0.1 * c.trace() / len(q) * q)[0]
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * (g @ q) ** 2
+        move = (m @ q / (1 - b1**t)) / ((v / (1 - b2**t)).sqrt() + EPS)
+        w = (1 - LR * DECAY) * w - LR * move @ q.T
+    return w
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_step_is_that_of_the_equations(transposed):
+    torch.manual_seed(0)
+    w, gradients = torch.randn(6, 4).double(), [torch.randn(6, 4).double() * torch.tensor([1, 5, 0.1, 2]) for _ in range(25)]
+    turned = (lambda x: x.T.contiguous()) if transposed else (lambda x: x)
+    shape = turned(w).shape
+    [own] = InnerSoap(LR, BETAS, EPS, weight_decay=DECAY).by_parameter({"w": shape}).values()
+    apart = state = own.init(turned(w).flatten().clone())
+    for t, g in enumerate(gradients, 1):
+        flat = turned(g).flatten()
+        apart = own.step(apart, flat, t, LR)
+        state = own.step(state, flat, t, LR, out=state)
+        assert all(map(torch.equal, apart, state))
+    torch.testing.assert_close(state[0].view(shape), turned(plain_soap(gradients, w)), rtol=1e-9, atol=1e-9)
+
+
+def test_vectors_and_what_is_too_wide_have_adam():
+    shapes = {"0.bias": torch.Size([5]), "2.bias": torch.Size([]), "column": torch.Size([5, 1]), "wide": torch.Size([2000, 3000])}
+    own = SOAP.by_parameter({**shapes, "matrix": torch.Size([2000, 8]), "deep": torch.Size([3, 4, 5])})
+    assert {type(own[name]) for name in shapes} == {InnerAdamW}
+    assert own["0.bias"] is own["2.bias"]
+    assert (own["0.bias"].weight_decay, own["column"].weight_decay, own["matrix"].weight_decay) == (0.0, DECAY, DECAY)
+    assert (own["matrix"].shape, own["deep"].shape) == ((2000, 8), (12, 5))
+
+
+def test_the_inner_loop_goes_on_and_is_that_of_the_torch_optimizer():
+    model, loss, start = problem()
+    whole = train(loss, start, (), optimizer=SOAP, steps=33)
+    parts = train(loss, train(loss, start, (), optimizer=SOAP, steps=11), (), optimizer=SOAP, steps=22)
+    assert all(torch.equal(whole.params[name], parts.params[name]) for name in start)
+    groups = [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": DECAY}]
+    groups += [{"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0}]
+    optimizer = Soap(groups, LR, BETAS, EPS)
+    for step in range(1, 34):
+        optimizer.zero_grad()
+        loss(dict(model.named_parameters()), (), step).backward()
+        optimizer.step()
+        if step == 15:  # stopped, and resumed
+            kept, optimizer = copy.deepcopy(optimizer.state_dict()), Soap(groups, LR)
+            optimizer.load_state_dict(kept)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), whole.params[name], rtol=1e-9, atol=1e-10)
+        assert (p - start[name]).abs().max() > 0.01
+
+
+def test_rounding_does_not_choose_the_coordinates():
+    """The gradient of the first steps has two ranks; the rest of its columns is zero but for rounding."""
+    torch.manual_seed(0)
+    w, mix, rows = torch.randn(30, 8).double(), torch.randn(2, 8).double(), torch.randn(30, 2).double()
+    target = torch.randn(30, 8).double()
+
+    def loss(params: dict[str, Tensor], _: tuple, step: int) -> Tensor:
+        return ((params["w"] - target) * (rows @ mix)).sum() if step < 3 else (params["w"] - target).square().sum()
+
+    ends = [train(loss, {"w": w * (1 + by)}, (), optimizer=SOAP_PLAIN, steps=30).params["w"] for by in (0, 1e-12)]
+    torch.testing.assert_close(*ends, rtol=1e-8, atol=1e-8)
+
+
+def test_correlated_columns_take_fewer_steps_than_with_adam():
+    torch.manual_seed(0)
+    mix = torch.randn(8, 8).double() @ torch.diag(torch.logspace(0, -2, 8).double()) @ torch.randn(8, 8).double()
+    target = torch.randn(300, 8).double()
+    loss = lambda params, _, step: ((params["w"] - target) @ mix).square().mean()  # noqa: E731
+    left = {}
+    for kind in (InnerSoap, InnerAdamW):
+        optimizer = kind(0.1, (0.7, 0.95), weight_decay=0.0, lr_schedule=lambda step: 1 - (step - 1) / 120)
+        theta = train(loss, {"w": torch.zeros(300, 8).double()}, (), optimizer=optimizer, steps=120).params
+        left[kind] = float(loss(theta, (), 1))
+    assert left[InnerSoap] < 0.3 * left[InnerAdamW]
+
+
+def test_gradients_of_half_precision_and_of_zero():
+    w = torch.randn(6, 4).bfloat16()
+    for g in (torch.randn(6, 4).bfloat16(), torch.zeros(6, 4).bfloat16()):
+        end = train(lambda params, _, step, g=g: (params["w"] * g).sum(), {"w": w}, (), optimizer=SOAP_PLAIN, steps=12).params[
+            "w"
+        ]
+        assert end.dtype == torch.bfloat16
+        assert end.isfinite().all()
+
+
+SOAP_PLAIN = InnerSoap(0.01)
+
+
+def test_nothing_is_differentiated_through_it():
+    _, loss, start = problem()
+    x = torch.zeros(3, requires_grad=True)
+    for adjoint in (None, Tape()):
+        with pytest.raises(ValueError, match=r"optimizer=InnerSoap trains, but has no derivative here; give InnerAdam"):
+            unroll(loss, start, (x,), optimizer=SOAP, steps=2, adjoint=adjoint)
+        with pytest.raises(ValueError, match="has no derivative here"):
+            gradients(lambda theta: [theta["0.bias"].sum()], loss, start, (x,), optimizer=SOAP, steps=2, adjoint=adjoint)
+    with torch.no_grad():
+        assert unroll(loss, start, (x,), optimizer=SOAP, steps=2).keys() == start.keys()
+    with pytest.raises(ValueError, match="another optimizer"):
+        train(loss, train(loss, start, (), optimizer=InnerAdamW(LR), steps=1), (), optimizer=SOAP, steps=1)
