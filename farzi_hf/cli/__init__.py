@@ -83,9 +83,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(f"farzi: {name!r} is no command: choose from {', '.join(COMMANDS)}")
     if {"-h", "--help"} & set(rest):
         said = "" if name == "distil" else " Prints the choice as a config."
-        kept = json.loads(SCREENS.read_text(encoding="utf-8"))
         front = SCREENS.with_name("front_door.txt").read_text(encoding="utf-8").format(name=name, said=said)
-        print(wrapped(front if name in _FRONT else kept[name]))
+        print(wrapped(front if name in _FRONT else json.loads(SCREENS.read_text(encoding="utf-8"))[name]))
         return
     command = import_module(f"farzi_hf.cli.{name}").command
     import_module("farzi_hf.cli.program").run(lambda: command(rest), f"farzi {name}")

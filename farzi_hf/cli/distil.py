@@ -137,15 +137,13 @@ class Run:
 
     def save(self) -> None:
         """Saves the artefact as soon as the training is over, because the measurements that follow take long."""
-        metrics = {**self.facts, **provenance(self.comparison, self.data, self.seed)}
-        given = {"metrics": metrics, "recipe": self.recipe}
+        given = {"metrics": {**self.facts, **provenance(self.comparison, self.data, self.seed)}, "recipe": self.recipe}
         self.trainer.model.save_pretrained(self.summary_folder, self.data.task.processing_class, **given)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The settings on which kept results depend."""
-        of_data = {"data": self.data.fingerprint(self.seed), "whole": self.whole}
-        return {**vars(self.data.settings), **self.recipe, **of_data}
+        return {**vars(self.data.settings), **self.recipe, "data": self.data.fingerprint(self.seed), "whole": self.whole}
 
     def finished(self) -> dict[str, Any] | None:
         """The results of an earlier start, if it came to its end with these settings. All processes call this."""
@@ -158,9 +156,8 @@ class Run:
         return kept(self.folder / name, self.settings, lambda: done)
 
     def at_start(self) -> list[Measured]:
-        """The row of students on the start of the summary. Without outer steps it would be that of the summary itself, and is left out.
-
-        All processes call this, because they share the work of the start. A run that goes on has the row from before.
+        """The row of students on the start of the summary. Without outer steps it would be that of the summary itself, and is left out. All processes
+        call this, because they share the work of the start. A run that goes on has the row from before.
         """
         if not self.args.max_steps or not self.whole:
             return []
@@ -171,8 +168,7 @@ class Run:
             return []
         start = copy.deepcopy(self.trainer.model)
         start.store_as(self.args.storage)
-        name = self._named(LABELS[self.args.labels].row_of_start)
-        measured = [on_summary(replace(self.comparison, farzi=start), name)]
+        measured = [on_summary(replace(self.comparison, farzi=start), self._named(LABELS[self.args.labels].row_of_start))]
         self.keep(START, measured)
         return measured
 
@@ -196,8 +192,7 @@ class Run:
         name, size = self._name
         measured = [on_summary(self.comparison, f"{name}{size}"), *before]
         # One Trainer of several processes would wait for the others.
-        args = self.args
-        if args.world_size > 1 or self.trainer.training.optimizer.stock_settings() is None:
+        if self.args.world_size > 1 or self.trainer.training.optimizer.stock_settings() is None:
             rows = "under the stock Trainer" + (" and of a packed teacher" if self.args.world_size > 1 else "")
             print(f"no rows {rows}: inner_optimizer={self.args.inner_optimizer}, or several processes")
             return measured
@@ -215,8 +210,7 @@ class Run:
         """Saves the artefact again, with its results and figures, and returns what `report` needs."""
         c = self.comparison
         rows = [c.row(part) for part in measured]
-        known = {part.method for part in measured}
-        verdict = Verdict.of(c, measured, self.seconds) if known & {FULL, LONG} else None
+        verdict = Verdict.of(c, measured, self.seconds) if {part.method for part in measured} & {FULL, LONG} else None
         plots = draw(c, self.trainer.state.log_history, rows, self.folder / "plots", self.whole)
         costs = cost(c) if self.whole else verdict.cost
         metrics = {"table": rows, **self.facts, **provenance(c, self.data, self.seed), **costs}
@@ -290,8 +284,7 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     output, task, seeds = Path(args.output_dir), data.task, data.seeds(args.seed)
     write_recipe(output, {**data.recipe(seeds), **data.place, **args.to_recipe()})
     rows = pooled_rows(task, [part["measured"] for part in done])
-    seconds = round(sum(part["facts"]["distillation_seconds"] for part in done), 2)
-    facts = {**done[0]["facts"], "distillation_seconds": seconds}
+    facts = {**done[0]["facts"], "distillation_seconds": round(sum(part["facts"]["distillation_seconds"] for part in done), 2)}
     facts |= {"splits": seeds} if len(seeds) > 1 else {}
     if task.percent:
         ours, start = (row["method"] for row in rows[:2])  # the second is that of the start, if there are outer steps
@@ -301,8 +294,7 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     save_text(f"{table}\n\n{listed(facts)}\n", output / "table.md")
     save_csv(rows, output / "table.csv")
     for metric in task.compared:
-        path = output / f"comparison_{metric.replace('@', '_')}.png"
-        plot_comparison(rows, path, metric, metric_label=f"Test {metric}")
+        plot_comparison(rows, output / f"comparison_{metric.replace('@', '_')}.png", metric, metric_label=f"Test {metric}")
     # The facts are for those who look them up; a reader of the terminal waits for the verdict.
     print(f"\n{table}\n\nTable and facts: {output / 'table.md'}")
     for seed, part in zip(seeds, done, strict=True):

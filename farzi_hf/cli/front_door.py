@@ -54,9 +54,8 @@ class FrontDoor:
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
-        parser = HfArgumentParser(Options, allow_abbrev=False)
         how = {"return_remaining_strings": True, "look_for_args_file": False}
-        self.options, rest = parser.parse_args_into_dataclasses(list(argv[1:]), **how)
+        self.options, rest = HfArgumentParser(Options, allow_abbrev=False).parse_args_into_dataclasses(list(argv[1:]), **how)
         self.settings, self._args = parse_arguments((RunSettings, FarziConfig), None, ["--dataset", argv[0], *rest])
         named = {word[2:].partition("=")[0] for word in rest if word.startswith("--")}
         ours = [f.name for f in fields(FarziConfig) if f.name in named - {"output_dir", "seed"}]
@@ -93,9 +92,8 @@ class FrontDoor:
 
     def config(self, found: Suggestion) -> str:
         """The choice as a YAML config, with the reasons as comments."""
-        chosen = found.config.to_recipe()
         plain = FarziConfig(str(self.folder), labels="teacher").to_recipe()
-        changed = {name: value for name, value in chosen.items() if value != plain.get(name) or name in _ALWAYS}
+        changed = {name: x for name, x in found.config.to_recipe().items() if x != plain.get(name) or name in _ALWAYS}
         reasons = "".join(f"# {line}\n" for line in found.reasons())
         return reasons + yaml_text({**self.data.recipe([self.seed]), "data_dir": self.settings.data_dir, **changed})
 

@@ -31,10 +31,7 @@ def keep_freed_memory(mmap_threshold: int = 1 << 30, trim_threshold: int = -1) -
 
 @contextmanager
 def ends_in_one_line(script: str, *more: type[Exception]) -> Iterator[None]:
-    """A context in which errors of the user end the program with one line: ValueError, missing data, and the types in `more`.
-
-    If there are several processes, only the first one prints the line.
-    """
+    """A context in which ValueError, missing data and the types in `more` end the program with one line, which the first process alone prints."""
     try:
         yield
     except (ValueError, DataUnavailableError, *more) as error:

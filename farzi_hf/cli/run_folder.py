@@ -115,13 +115,10 @@ def kept(path: Path, settings: Mapping[str, Any], make: Callable[[], Any], unles
 
 
 def stored(path: Path, settings: Mapping[str, Any]) -> Any | None:
-    """What `kept` has written into the file `path` with the same settings, or None. Raises ValueError if the file cannot be read, or something else
-    has written it, and `kept` would overwrite it.
-    """
+    """What `kept` has written into the file `path` with the same settings, or None. Raises ValueError if something else has written the file."""
     if not path.exists():
         return None
-    # Where config and data were makes no difference: `data` has a hash of them.
-    without = ("config", "data_dir")
+    without = ("config", "data_dir")  # where they were makes no difference: `data` has a hash of them
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         before = dict(numbers_of(found["settings"]).items())

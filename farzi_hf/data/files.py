@@ -34,8 +34,7 @@ class DataUnavailableError(RuntimeError):
 
 def reason(error: BaseException) -> str:
     """The first line of an error, in which text of a file cannot control a terminal."""
-    line = next(iter(str(error).splitlines()), type(error).__name__)
-    return repr(line)[1:-1]
+    return repr(next(iter(str(error).splitlines()), type(error).__name__))[1:-1]
 
 
 def unreadable(source: str | Path, error: Exception) -> ValueError:

@@ -64,11 +64,7 @@ class Interactions:
         return self.item_titles or [PADDING_TITLE, *map(str, ids)]
 
     def strong_generalization_split(self, seed: int) -> DatasetDict:
-        """80 / 10 / 10 % of the users, drawn at random and disjoint. The column `input_ids` has a user's whole history per row.
-
-        Raises:
-            ValueError: fewer than 10 users.
-        """
+        """80 / 10 / 10 % of the users, at random; a row of `input_ids` is a whole history. Raises ValueError for fewer than 10 users."""
         users = len(self.sequences)
         if users < 10:
             raise ValueError(f"there are {users} users: 80 / 10 / 10 % of them needs 10 or more; choose --held_out last_items")
@@ -77,18 +73,13 @@ class Interactions:
         return _splits([self.sequences[user] for user in part] for part in parts)
 
     def leave_one_out_split(self) -> DatasetDict:
-        """The last item of each user is the target of test, and the one before it that of validation. Train has the items before both.
-
-        A user with fewer than three items is in train alone.
-        """
+        """A user's last item is the target of test, the one before of validation. Train has the others, and all where there are fewer than three."""
         lengths = np.array([len(sequence) for sequence in self.sequences])
         return self._split_at(lengths[:, None] - np.array([2, 1]) * (lengths >= 3)[:, None])
 
     def own_split(self) -> DatasetDict:
-        """The splits of the files. A user's target is the last item in a file; the items of the same user in earlier files come before it.
-
-        Raises:
-            ValueError: the data are not of files called train, validation and test.
+        """The splits of the files. A user's target is the last item in a file; the items of the same user in earlier files come before it. Raises
+        ValueError if the data are not of files called train, validation and test.
         """
         if self.own_ends is None:
             raise ValueError("the interactions have no splits of their own: give files such as train.csv and test.csv")
@@ -116,8 +107,7 @@ def _splits(parts: Iterable[list[np.ndarray]]) -> DatasetDict:
 def load_sample_interactions(num_users: int = 1000, seed: int = 0) -> Interactions:
     """The embedded interactions: viewers of `data.samples.SampleCatalogue`. Equal seeds give equal ones."""
     catalogue = SampleCatalogue(seed)
-    sequences = [catalogue.history() for _ in range(num_users)]
-    return Interactions(sequences, catalogue.num_items, [PADDING_TITLE, *catalogue.titles])
+    return Interactions([catalogue.history() for _ in range(num_users)], catalogue.num_items, [PADDING_TITLE, *catalogue.titles])
 
 
 def load_interactions(
@@ -215,8 +205,7 @@ def _times(column: pa.ChunkedArray, name: str, source: Any) -> np.ndarray:
     """Numbers or NumPy's datetimes (n,). Text is read as integers, as dates and times, or as other numbers, whichever reads all of it."""
     kinds, errors = [column.type], []
     if pa.types.is_large_string(column.type):
-        integers = pc.all(pc.match_substring_regex(column, INTEGER)).as_py()
-        kinds = [pa.int64()] if integers else _TIMES
+        kinds = [pa.int64()] if pc.all(pc.match_substring_regex(column, INTEGER)).as_py() else _TIMES
     for kind in kinds:
         try:
             times = column.cast(kind).to_numpy()

@@ -162,9 +162,8 @@ def _text_column(head: Mapping[str, Sequence[Any]], source: Any, given: str | No
     choices = [{given} & head.keys()] if given else [{"text"} & {*texts}, chats, texts, prose]
     chosen = [next(iter(names)) for names in choices if len(names) == 1]
     if not chosen:
-        columns = ", ".join(map(str, head)) or "(none: it is empty)"
         wrong = f"no {given!r}" if given else "none that must be the text"
-        raise ValueError(f"{source} has columns {columns}, and {wrong}: {_OPTIONS}")
+        raise ValueError(f"{source} has columns {', '.join(map(str, head)) or '(none: it is empty)'}, and {wrong}: {_OPTIONS}")
     return chosen[0]
 
 
@@ -258,9 +257,8 @@ def _split(parts: Mapping[str, list[str]], source: Any) -> tuple[dict[str, list[
         twice += len(texts[part]) - len(kept)
         texts[part] = texts[part][kept]
     own = ", ".join(["its own splits", *(f"{part} split off by hash" for part in missing)])
-    said = own if len(missing) < 2 else "90/5/5 split by hash"
     duplicates = f", {twice:,} duplicates left out of validation and test" if twice else ""
-    return {part: texts[part].tolist() for part in SPLITS}, said, duplicates
+    return {part: texts[part].tolist() for part in SPLITS}, own if len(missing) < 2 else "90/5/5 split by hash", duplicates
 
 
 def _keys(texts: list[str]) -> np.ndarray:
@@ -289,5 +287,4 @@ def _made(texts: list[str], vocab_size: int | None) -> PreTrainedTokenizerBase:
     if any(UNK in text.split() for text in texts[:10_000]):
         return word_tokenizer(texts, vocab_size or _MOST_ENTRIES)
     # A counted bigram needs the fewest bits per byte with 6 to 11 √size entries, and up to 4 % more with 5 √size (recipes/LOG.md).
-    fitting = int(np.clip(5 * size**0.5, 300, _MOST_ENTRIES))
-    return bpe_tokenizer(texts[:: 1 + size // _LEARNT_BYTES], vocab_size or fitting)
+    return bpe_tokenizer(texts[:: 1 + size // _LEARNT_BYTES], vocab_size or int(np.clip(5 * size**0.5, 300, _MOST_ENTRIES)))

@@ -48,9 +48,7 @@ _WRITTEN_OTHERWISE = r"\A\s*[+]?0*([0-9]+?)(\.0*)?\s*\z"  # 01, 1.0, +1 or a bla
 
 
 def columns_of(names: Sequence[str], source: Any, given: Given = NONE) -> list[str | None]:
-    """The columns of users, items and times among `names`: those that are given, else those that are called so; None: no times. Raises ValueError if
-    there is no column of users or items, or one is there twice.
-    """
+    """The columns of users, items and times (or None) among `names`: those given, else by name. ValueError if one is missing or there twice."""
     found: list[str | None] = []
     for role, known in KNOWN.items():
         plain = [re.sub(r"(?<=\w)[_ -](?=\w)|:(token|float)\Z", "", name).lower() for name in names]
@@ -76,8 +74,7 @@ def has_interactions(names: Sequence[str] | Path) -> bool:
 
 def _is_rating(line: Sequence[str]) -> bool:
     """Whether this is a row, user, item, rating and time, and not a header."""
-    number = re.compile(r"-?\d+(\.\d+)?")
-    return len(line) == 4 and all(number.fullmatch(cell) for cell in line[2:])
+    return len(line) == 4 and all(re.fullmatch(r"-?\d+(\.\d+)?", cell) for cell in line[2:])
 
 
 def first_line(path: Path) -> list[str]:
@@ -103,20 +100,17 @@ def read_own(data: Any, data_dir: str | Path | None = None, given: Given = NONE,
     `data.load_interactions`; `hub` are arguments of `datasets.load_dataset`.
     """
     if isinstance(data, DatasetDict):
-        tables = {part: [_chosen(rows.with_format("arrow")[:], part, given)] for part, rows in data.items()}
-        return _joined(tables, "the data set")
-    if isinstance(data, Dataset):
-        return _chosen(data.with_format("arrow")[:], "the data set", given)
+        return _joined({part: [_chosen(x.with_format("arrow")[:], part, given)] for part, x in data.items()}, "the data set")
     if not isinstance(data, (str, Path)):
-        return _chosen(pa.table(data), "the data set", given)
+        table = data.with_format("arrow")[:] if isinstance(data, Dataset) else pa.table(data)
+        return _chosen(table, "the data set", given)
     if (files := files_of(data, data_dir)) is not None:
         read = {part: [_READERS.get(ending(x), _read_csv)(x, given=given) for x in paths] for part, paths in files.items()}
         return _joined(read, data)
     hub = {"split": "train", **{name: x for name, x in hub.items() if x is not None}}
     try:
         table = load_dataset(data, **hub).with_format("arrow")[:]
-    # Any failure means the same here: no such data set within reach.
-    except Exception as error:
+    except Exception as error:  # any failure means the same here: no such data set within reach
         raise DataUnavailableError(
             f"name={data!r} is none of {', '.join(SOURCES)}, no file, and not on the Hub: {reason(error)}"
         ) from error
@@ -125,9 +119,8 @@ def read_own(data: Any, data_dir: str | Path | None = None, given: Given = NONE,
 
 def _joined(parts: Mapping[str, list[pa.Table]], source: Any) -> pa.Table:
     """All rows, and their `part`."""
-    tables = []
-    for place, table in ((place, table) for place, part in enumerate(SPLITS) for table in parts.get(part, ())):
-        tables.append(table.append_column("part", pa.array(np.full(len(table), place, np.int8))))
+    places = [(place, table) for place, part in enumerate(SPLITS) for table in parts.get(part, ())]
+    tables = [table.append_column("part", pa.array(np.full(len(table), place, np.int8))) for place, table in places]
     try:
         return pa.concat_tables(tables)
     except pa.ArrowInvalid as error:
@@ -192,9 +185,8 @@ def _read_csv(path: Path, delimiter: str | None = None, names: Sequence[str] = (
         )
         table.column_names  # noqa: B018  Arrow decodes them only now
     except (pa.ArrowInvalid, UnicodeDecodeError, OSError) as error:
-        expected = f"lines of {','.join(names)}" if names else "a header and lines as long as it"
-        why = "it is cut short or another file"
-        raise ValueError(f"{path} does not hold {expected} throughout ({reason(error)}): {why}") from None
+        due = f"lines of {','.join(names)}" if names else "a header and lines as long as it"
+        raise ValueError(f"{path} does not hold {due} throughout ({reason(error)}): it is cut short or another file") from None
     table = _chosen(table, path, given)
     for place, name in enumerate(("user", "item")):
         table = table.set_column(place, name, _numbers(table[name], name, path))
@@ -202,10 +194,7 @@ def _read_csv(path: Path, delimiter: str | None = None, names: Sequence[str] = (
 
 
 def _numbers(ids: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
-    """Ids as numbers where all are the text of plain integers: then 10 comes after 9, and no two ids become equal.
-
-    Otherwise all stay text, and a warning names two that would be the same number.
-    """
+    """Ids as numbers where all are plain integers: then 10 comes after 9. Else all stay text, and a warning names two that would be one number."""
     if pc.all(pc.match_substring_regex(ids, INTEGER)).as_py():
         with contextlib.suppress(pa.ArrowInvalid):  # too large
             return ids.cast(pa.int64())
@@ -213,8 +202,7 @@ def _numbers(ids: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
     plain = pc.replace_substring_regex(different, _WRITTEN_OTHERWISE, r"\1")
     for text, number in zip(different.to_pylist(), plain.to_pylist(), strict=True):
         if (other := first.setdefault(number, text)) != text:
-            both = f"{other!r} and {text!r}"
-            logger.warning("%s: the %ss %s stay two; write them alike if they are one", path, name, both)
+            logger.warning("%s: the %ss %r and %r stay two; write them alike if they are one", path, name, other, text)
             break
     return ids
 
@@ -228,8 +216,7 @@ _READERS = {".parquet": _read_parquet, **dict.fromkeys((".arrow", ".jsonl", ".nd
 def _read_ratings(path: Path) -> pa.Table:
     """Rows without a header: Amazon's, with user and item in either order; or numbers, the user first."""
     table = _read_csv(path, names=_RATINGS)
-    # Amazon's users begin with A, its items do not.
-    of_user = r"\A(A[0-9A-Z]+|[0-9]+)\z"
+    of_user = r"\A(A[0-9A-Z]+|[0-9]+)\z"  # Amazon's users begin with A, its items do not
     kinds = [pc.all(pc.match_substring_regex(table[x].cast(pa.string()), of_user)) for x in NAMES[:2]]
     if len(table) and not any(kind.as_py() for kind in kinds):
         raise ValueError(f"{path} does not say which column holds the users: add the line {','.join(_RATINGS)}")
@@ -256,8 +243,7 @@ class Source:
         """The file, anywhere in the user's folder, or downloaded."""
         try:
             folder = Path(DownloadManager().download_and_extract(self.url) if data_dir is None else data_dir)
-        # Any failure (no network, a proxy's answer, a moved file) means the same here.
-        except Exception as error:
+        except Exception as error:  # any failure (no network, a proxy's answer, a moved file) means the same here
             remedy = f"get it from {self.url} and pass data_dir, the folder with {self.file}"
             raise DataUnavailableError(f"{name} cannot be downloaded: {remedy}") from error
         files = [folder] if folder.is_file() else [path for path in folder.rglob(self.file) if path.is_file()]
@@ -276,11 +262,9 @@ class Source:
 
 SOURCES: dict[str, Source] = {
     "ml-100k": Source(
-        "u.data", "https://files.grouplens.org/datasets/movielens/ml-100k.zip",
-        partial(_read_csv, delimiter="\t", names=_RATINGS), "u.item",
+        "u.data", "https://files.grouplens.org/datasets/movielens/ml-100k.zip", partial(_read_csv, delimiter="\t", names=_RATINGS), "u.item",
     ),
     "magazine": Source(
-        "Magazine_Subscriptions.csv",
-        "https://jmcauley.ucsd.edu/data/amazon_v2/categoryFilesSmall/Magazine_Subscriptions.csv", _read_csv,
+        "Magazine_Subscriptions.csv", "https://jmcauley.ucsd.edu/data/amazon_v2/categoryFilesSmall/Magazine_Subscriptions.csv", _read_csv,
     ),
 }  # fmt: skip

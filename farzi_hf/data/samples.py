@@ -83,8 +83,7 @@ class SampleGrammar:
             return [*self._clause(topic), "."]
         if draw < 0.75:
             subject, agreement = self._subject(topic)
-            auxiliary = "do" if agreement == "p" else "does"
-            return [auxiliary, *subject, *self._verb_phrase(topic, agreement, base_form=True), "?"]
+            return ["do" if agreement == "p" else "does", *subject, *self._verb_phrase(topic, agreement, base_form=True), "?"]
         if draw < 0.85:
             return ["either", *self._clause(topic), "or", *self._clause(topic), "."]
         if draw < 0.95:
@@ -105,8 +104,7 @@ class SampleGrammar:
 
     def _subject(self, topic: Topic) -> tuple[list[str], str]:
         """A noun phrase that governs a verb: its words, and the agreement class m, f or p (plural)."""
-        person = self._pick(topic.people)
-        plural = self._chance(0.45)
+        person, plural = self._pick(topic.people), self._chance(0.45)
         agreement = "p" if plural else "m" if person in topic.men else "f"
         words = self._noun_phrase(topic, person, plural)
         draw = self._random.random()
@@ -116,10 +114,8 @@ class SampleGrammar:
         elif draw < 0.40:
             words += ["who", *self._action(topic, agreement)]
         elif draw < 0.50:
-            inner = self._pick(topic.people)
-            inner_plural = self._chance(0.45)
-            verb = "admire" if inner_plural else "admires"
-            words += ["whom", *self._noun_phrase(topic, inner, inner_plural), verb]
+            inner, inner_plural = self._pick(topic.people), self._chance(0.45)
+            words += ["whom", *self._noun_phrase(topic, inner, inner_plural), "admire" if inner_plural else "admires"]
         elif draw < 0.58:
             words += ["(", *self._pick(ASIDES).split(), ")"]
         return words, agreement
@@ -130,8 +126,7 @@ class SampleGrammar:
         if draw < 0.20:
             return [self._verb(self._pick(topic.intransitive), form)]
         if draw < 0.35:
-            verb = self._pick(("admire", "blame", "trust"))
-            return [self._verb(verb, form), REFLEXIVES[agreement]]
+            return [self._verb(self._pick(("admire", "blame", "trust")), form), REFLEXIVES[agreement]]
         return self._action(topic, form, owner=agreement)
 
     def _action(self, topic: Topic, form: str, owner: str | None = None) -> list[str]:
@@ -187,8 +182,7 @@ class SampleCatalogue:
         favourites = self._random.choice(len(GENRES), size=2, replace=False)
         watched: dict[int, None] = {}  # a set that keeps the order
         while len(watched) < length:
-            liked = self._random.random() < FAVOURITE
-            genre = self._random.choice(favourites if liked else len(GENRES))
+            genre = self._random.choice(favourites if self._random.random() < FAVOURITE else len(GENRES))
             for item in self.series[genre][self._random.choice(SERIES_PER_GENRE, p=self._weights)]:
                 watched[int(item)] = None
                 if self._random.random() < STRAY:

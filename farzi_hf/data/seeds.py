@@ -70,18 +70,14 @@ def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:
 
 
 def derive(seed: int, purpose: Purpose, *numbers: int) -> int:
-    """A seed of 64 bits for code that draws by itself: a factory of models, or a function with its own streams.
-
-    torch's generator on the CPU uses the lower 32 bits of a seed.
-    """
+    """A seed of 64 bits for code that draws by itself: a factory of models, or a function with its own streams. torch's CPU uses the lower 32."""
     return int(_sequence(seed, purpose, numbers).generate_state(1, np.uint64)[0])
 
 
 @contextmanager
 def seeded(seed: int = 0) -> Iterator[None]:
-    """Inside, the random numbers of the CPU and of the CUDA device in use follow the seed. Afterwards the caller's are as they were.
-
-    `torch.manual_seed` would seed all devices, also those whose numbers nobody keeps.
+    """Inside, the random numbers of the CPU and of the CUDA device in use follow the seed. Afterwards the caller's are as they were. Seeding by
+    `torch.manual_seed` would reach all devices, also those whose numbers nobody keeps.
     """
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):

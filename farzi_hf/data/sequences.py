@@ -34,10 +34,7 @@ def flatten_sequences(dataset: Dataset, column: str = "input_ids") -> tuple[np.n
 
 
 def stored_sequences(dataset: Dataset, column: str = "input_ids") -> tuple[np.ndarray, np.ndarray]:
-    """As `flatten_sequences`, but the integers have the type that the data set stores; no copy is made of data in one piece.
-
-    Arithmetic on them can overflow.
-    """
+    """As `flatten_sequences`, but of the type that the data set stores, whose arithmetic can overflow; no copy is made of data in one piece."""
     if not isinstance(dataset, Dataset):
         raise ValueError(f"dataset is a {type(dataset).__name__}: pass a datasets.Dataset (one split) with {column!r}.")
     if column not in dataset.column_names:
@@ -107,8 +104,7 @@ def attended(dataset: Dataset) -> Dataset:
     ids, lengths = stored_sequences(dataset)
     kept = stored_sequences(dataset, "attention_mask")[0] != 0
     ends = np.cumsum(kept)[np.cumsum(lengths) - 1]
-    starts = np.concatenate([[0], ends[:-1]])
-    return in_memory(input_ids=_slices(ids[kept], starts, ends))
+    return in_memory(input_ids=_slices(ids[kept], np.concatenate([[0], ends[:-1]]), ends))
 
 
 def sequences_fingerprint(dataset: Dataset) -> str:
@@ -130,8 +126,7 @@ def minibatches(rows: int, batch_size: int | None, steps: int, seed: int) -> tor
         ValueError: there is no row, no step, or nothing in a minibatch.
     """
     if min(rows, steps, 1 if batch_size is None else batch_size) < 1:
-        given = f"rows={rows}, batch_size={batch_size} and steps={steps}"
-        raise ValueError(f"{given} are no training: give 1 or more of each")
+        raise ValueError(f"rows={rows}, batch_size={batch_size} and steps={steps} are no training: give 1 or more of each")
     if batch_size is None or batch_size >= rows:
         return None
     per_epoch = rows // batch_size
@@ -164,8 +159,7 @@ def _windows(ids: np.ndarray, lengths: np.ndarray, max_length: int) -> Dataset:
     row = np.repeat(np.arange(len(lengths)), windows)
     later = np.cumsum(windows)[row] - 1 - np.arange(len(row))  # the number of later windows of the same history
     ends = stops[row] - later * (max_length - 1)
-    starts = np.maximum(ends - max_length, (stops - lengths)[row])
-    return in_memory(input_ids=_slices(ids, starts, ends))
+    return in_memory(input_ids=_slices(ids, np.maximum(ends - max_length, (stops - lengths)[row]), ends))
 
 
 def evaluation_windows(dataset: Dataset, max_length: int) -> Dataset:
@@ -217,14 +211,12 @@ def random_sequences(dataset: Dataset, count: int, seed: int) -> Dataset:
 def head_sequences(dataset: Dataset, count: int) -> Dataset:
     """The ``count`` longest rows of ``input_ids``, longest first. Rows of equal length keep their order."""
     _check_count(dataset, count)
-    lengths = flatten_sequences(dataset)[1]
-    return dataset.select(np.argsort(-lengths, kind="stable")[:count])
+    return dataset.select(np.argsort(-flatten_sequences(dataset)[1], kind="stable")[:count])
 
 
 def _check_count(dataset: Dataset, count: int) -> None:
     if not 1 <= count <= len(dataset):
-        rows = len(dataset)
-        raise ValueError(f"count={count} of a data set with {rows} rows: pass a number from 1 to {rows}.")
+        raise ValueError(f"count={count} of a data set with {len(dataset)} rows: pass a number from 1 to {len(dataset)}.")
 
 
 @dataclass(frozen=True)
@@ -253,5 +245,4 @@ class SequenceCollator:
         unpredicted = batch["attention_mask"] == 0
         if "labels" not in given and self.padding_id is not None:
             unpredicted |= batch["input_ids"] == self.padding_id
-        labels = batch.get("labels", batch["input_ids"]).masked_fill(unpredicted, IGNORED)
-        return {**batch, "labels": labels}
+        return {**batch, "labels": batch.get("labels", batch["input_ids"]).masked_fill(unpredicted, IGNORED)}

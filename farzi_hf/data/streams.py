@@ -58,8 +58,7 @@ class RowStream(torch.utils.data.IterableDataset):
         try:
             return self._prepare(_of_table(table)).with_format("arrow")[:]
         except ValueError as error:
-            rows = f"rows {indices[0]} … {indices[-1]} of the stream, counted from their first"
-            raise ValueError(f"{rows}: {error}") from None
+            raise ValueError(f"rows {indices[0]} … {indices[-1]} of the stream, counted from their first: {error}") from None
 
     def __iter__(self) -> Iterator[Row]:
         rows, worker = _again_and_again(self._rows, self._first), torch.utils.data.get_worker_info()

@@ -53,12 +53,10 @@ def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
         return DatasetDict({split: Dataset.from_dict({"text": _lines(path)}) for split, path in files.items()})
     try:
         # Without a network, a snapshot is taken from the cache at once; load_dataset(repo) first retries for half a minute.
-        of_repo = {"repo_type": "dataset", "revision": _PTB_REVISION, "allow_patterns": "penn_treebank/*"}
-        folder = snapshot_download(_PTB_REPO, **of_repo)
+        folder = snapshot_download(_PTB_REPO, repo_type="dataset", revision=_PTB_REVISION, allow_patterns="penn_treebank/*")
         files = {split: f"{folder}/penn_treebank/{split}/*.parquet" for split in SPLITS}
         return load_dataset("parquet", data_files=files).rename_column("sentence", "text")
-    # Any failure (no network, a proxy's answer, a moved repository) means the same here.
-    except Exception as error:
+    except Exception as error:  # any failure (no network, a proxy's answer, a moved repository) means the same here
         raise DataUnavailableError(
             f"Penn Treebank cannot be reached: pass --data_dir FOLDER with {', '.join(_PTB_FILES.values())}, or --dataset sample."
         ) from error
@@ -78,9 +76,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def load_sample_text(num_sentences: int = 10_000, seed: int = 0) -> DatasetDict:
-    """The embedded corpus: distinct sentences of `data.samples.SampleGrammar`, split 80 / 10 / 10 %.
-
-    No sentence occurs twice, so the splits are disjoint.
+    """The embedded corpus: distinct sentences of `data.samples.SampleGrammar`, split 80 / 10 / 10 %. As none occurs twice, the splits are disjoint.
 
     Args:
         num_sentences: the number of sentences in the three splits together, at least 10.
@@ -159,8 +155,7 @@ def word_tokenizer(sentences: Iterable[str], vocab_size: int = 2000) -> PreTrain
     for token in SPECIAL_TOKENS:
         del counts[token]
     words = sorted(counts, key=lambda word: (-counts[word], word))[:vocab_size]
-    ids = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *words))}
-    tokenizer = Tokenizer(WordLevel(ids, unk_token=UNK))
+    tokenizer = Tokenizer(WordLevel({token: i for i, token in enumerate((*SPECIAL_TOKENS, *words))}, unk_token=UNK))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return _with_special_tokens(tokenizer)
 

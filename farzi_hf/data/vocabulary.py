@@ -125,8 +125,7 @@ class ItemVocabulary(Vocabulary):
     def save(self, folder: Path) -> None:
         if wrong := [name for name in self.items if name.encode(errors="ignore").decode() != name]:
             raise ValueError(f"processing_class has the name {wrong[0]!r} with half a surrogate pair, which is no text: mend it")
-        names = json.dumps(list(self.items), ensure_ascii=False, indent=0)
-        (folder / ITEMS_FILE).write_text(names, encoding="utf-8")
+        (folder / ITEMS_FILE).write_text(json.dumps(list(self.items), ensure_ascii=False, indent=0), encoding="utf-8")
 
 
 def vocabulary_of(processing_class: Any) -> Vocabulary:

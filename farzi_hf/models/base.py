@@ -121,8 +121,7 @@ class SequenceModel(PreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        states = self._states(self.embedding(input_ids) if inputs_embeds is None else inputs_embeds, attention_mask)
-        logits = self.output(states)
+        logits = self.output(self._states(self.embedding(input_ids) if inputs_embeds is None else inputs_embeds, attention_mask))
         loss = None
         if labels is not None and labels.is_floating_point():
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(0, 1))
@@ -194,8 +193,7 @@ class NextItemModel(SequenceModel):
         left = num_items - (max(len(set(history)) for history in histories) if exclude_seen else 0)
         if not 1 <= k <= left:
             raise ValueError(f"k={k} items are asked for: pass a number from 1 to {left}, the items that are left")
-        recent_items = max(1, self.config.max_length - 1)
-        recent = [torch.as_tensor(history[-recent_items:]) for history in histories]
+        recent = [torch.as_tensor(history[-max(1, self.config.max_length - 1) :]) for history in histories]
         ids = nn.utils.rnn.pad_sequence(recent, batch_first=True, padding_value=PADDING).to(self.device)
         training = self.training
         self.eval()

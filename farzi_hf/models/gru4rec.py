@@ -20,8 +20,7 @@ class _Recurrent(nn.Module):
         self.gru = nn.GRU(size, size, layers, batch_first=True, dropout=config.dropout if layers > 1 else 0.0)
 
     def forward(self, embeds: Tensor) -> Tensor:
-        # cuDNN's recurrent kernels have no second derivative.
-        with torch.backends.cudnn.flags(enabled=False):
+        with torch.backends.cudnn.flags(enabled=False):  # its recurrent kernels have no second derivative
             return self.dropout(self.gru(self.dropout(embeds))[0])
 
 

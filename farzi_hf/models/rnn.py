@@ -41,6 +41,5 @@ class RNNForCausalLM(SequenceModel):
         self.post_init()
 
     def _states(self, inputs_embeds: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        # cuDNN's recurrent kernels have no second derivative.
-        with torch.backends.cudnn.flags(enabled=False):
+        with torch.backends.cudnn.flags(enabled=False):  # its recurrent kernels have no second derivative
             return self.dropout(self.gru(self.dropout(inputs_embeds))[0])

@@ -26,8 +26,7 @@ class SASRecConfig(NextItemConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         if self.hidden_size % self.num_attention_heads:
-            given = f"hidden_size={self.hidden_size}"
-            raise ValueError(f"num_attention_heads={self.num_attention_heads} does not divide {given}")
+            raise ValueError(f"num_attention_heads={self.num_attention_heads} does not divide hidden_size={self.hidden_size}")
 
 
 class _Transformer(nn.Module):

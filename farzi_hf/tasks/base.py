@@ -106,9 +106,8 @@ class Task(ABC):
     def row(self, method: str, students: Statistics, nbytes: int) -> Row:
         """Metrics of the students of all seeds: mean, spread and intervals."""
         results = [self.metrics(np.asarray(student)) for seed in students for student in seed]
-        metrics = mean_and_spread(results) if len(results) > 1 else results[0]
         intervals = {f"{name}_interval": list(edges) for name, edges in self.intervals(students).items()}
-        return {"method": method, **metrics, **intervals, "bytes": nbytes}
+        return {"method": method, **(mean_and_spread(results) if len(results) > 1 else results[0]), **intervals, "bytes": nbytes}
 
     @abstractmethod
     def intervals(self, students: Statistics) -> dict[str, tuple[float, float]]:
@@ -133,9 +132,8 @@ class Task(ABC):
 
     @abstractmethod
     def paired(self, ours: Statistics, theirs: Statistics, metric: str) -> Paired:
-        """The results of the students of two rows on each test sequence, (N, …), and what computes our quality divided by theirs from them.
-
-        Both rows have the same seeds. The quotient is 1 if both are equally good.
+        """The results of the students of two rows on each test sequence, (N, …), and what computes our quality divided by theirs from them. Both
+        rows have the same seeds. The quotient is 1 if both are equally good.
         """
 
     def share(self, ours: Statistics, theirs: Statistics) -> float:

@@ -18,16 +18,9 @@ from datasets import Dataset, DatasetDict
 from transformers import AutoConfig, EvalPrediction, PreTrainedConfig
 
 import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
-from farzi_hf.data import (
-    IGNORED,
-    SAMPLE_INTERACTIONS,
-    Interactions,
-    SequenceCollator,
-    load_interactions,
-    load_sample_interactions,
-)
+from farzi_hf.data.interactions import SAMPLE_INTERACTIONS, Interactions, load_interactions, load_sample_interactions
 from farzi_hf.data.seeds import Purpose, stream
-from farzi_hf.data.sequences import check_ids, evaluation_windows, flatten_sequences, training_windows
+from farzi_hf.data.sequences import IGNORED, SequenceCollator, check_ids, evaluation_windows, flatten_sequences, training_windows
 from farzi_hf.models.base import check_fields
 from farzi_hf.tasks.base import Outputs, Paired, Row, Statistics, Task, bootstrap_interval, count_cells
 from farzi_hf.tasks.text import InterpolatedBigram
@@ -161,8 +154,7 @@ def target_ranks(
     labels, seen = labels if isinstance(labels, tuple | list) else (labels, labels[:, :-1])
     rows, items = torch.arange(len(labels), device=labels.device), (labels != IGNORED).cumsum(1)
     if (few := items[:, -1] < 2).any():
-        row = int(few.nonzero()[0])
-        raise ValueError(f"labels[{row}] has no item before the target: give histories of at least two items")
+        raise ValueError(f"labels[{int(few.nonzero()[0])}] has no item before the target: give histories of at least two items")
     last = items.argmax(1)  # the first place where all items have been
     targets = labels[rows, last]
     scores = scores[rows, last - 1].float()
@@ -178,8 +170,7 @@ def recommendation_metrics(eval_prediction: EvalPrediction) -> dict[str, float]:
 class RankMetrics(evaluate.Metric):
     """`rank_metrics` as a metric of `evaluate`, which gathers statistics batch by batch.
 
-    metric = RankMetrics()
-    for batch in batches:
+    metric = RankMetrics() for batch in batches:
         metric.add_batch(predictions=rank_statistics(scores, batch["targets"], batch["seen"]))
     metric.compute(ks=(10, 100))
     """
@@ -271,9 +262,8 @@ class Recommendation(Task):
 
     @classmethod
     def load(
-        cls, dataset: str, data_dir: str | None, *, name: str | None = None, held_out: str | None = None,
-        **settings: Any,
-    ) -> tuple[Recommendation, Callable[[int], DatasetDict], str]:  # fmt: skip
+        cls, dataset: str, data_dir: str | None, *, name: str | None = None, held_out: str | None = None, **settings: Any
+    ) -> tuple[Recommendation, Callable[[int], DatasetDict], str]:
         """The embedded interactions, or those of `load_interactions`, split as `HELD_OUT` says. By default they keep splits of their own."""
         sample = dataset == SAMPLE_INTERACTIONS
         data = load_sample_interactions() if sample else load_interactions(dataset, data_dir, subset=name, **settings)

@@ -43,8 +43,7 @@ def token_statistics(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: to
     scores, targets = scores[:, :-1].float(), labels[:, 1:]
     valid = targets != IGNORED
     nll = F.cross_entropy(scores.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
-    correct = (scores.argmax(-1) == targets) & valid
-    return torch.stack([nll, correct.float(), valid.float()], dim=-1)
+    return torch.stack([nll, ((scores.argmax(-1) == targets) & valid).float(), valid.float()], dim=-1)
 
 
 def sentence_totals(statistics: np.ndarray) -> np.ndarray:
@@ -120,8 +119,7 @@ def perplexity_interval(statistics: np.ndarray, **settings: Any) -> tuple[float,
 class TokenMetrics(evaluate.Metric):
     """`token_metrics` as a metric of `evaluate`, which gathers statistics batch by batch. Sentences may differ in length.
 
-    metric = TokenMetrics()
-    for batch in batches:
+    metric = TokenMetrics() for batch in batches:
         metric.add_batch(predictions=token_statistics(model(**batch).logits, batch["labels"]))
     metric.compute()
     """
@@ -182,8 +180,7 @@ class Unigram:
         previous, following, rows, places = _transitions(sequences, self.vocab_size)
         statistics = np.zeros((len(sequences), places.max() + 1, 3), dtype=np.float32)
         nll = -np.log(self.probabilities(previous, following))
-        correct = self.predictions(previous) == following
-        statistics[rows, places] = np.stack([nll, correct, np.ones_like(nll)], axis=-1)
+        statistics[rows, places] = np.stack([nll, self.predictions(previous) == following, np.ones_like(nll)], axis=-1)
         return statistics
 
 
@@ -276,9 +273,8 @@ class LanguageModeling(Task):
         cls, dataset: str, data_dir: str | None, *, vocab_size: int | None = None, max_length: int | None = None,
         text_column: str | None = None, **own: Any,
     ) -> tuple[LanguageModeling, Callable[[int], DatasetDict], str]:  # fmt: skip
-        """A text of `TEXTS`, as the tokens of its own tokenizer, of which training sequences alone are cut to `max_length` ids; or `load_text`.
-
-        Rows of one's own text that are longer than `max_length` become several.
+        """A text of `TEXTS`, as the tokens of its own tokenizer, of which training sequences alone are cut to `max_length` ids; or `load_text`, whose
+        rows that are longer than `max_length` become several.
         """
         if dataset not in TEXTS:
             data = load_text(dataset, text_column, data_dir=data_dir, vocab_size=vocab_size, **own)
@@ -288,9 +284,8 @@ class LanguageModeling(Task):
             return task, lambda seed: splits, data.description
         text = TEXTS[dataset](data_dir)
         tokenizer = TOKENIZERS.get(dataset, word_tokenizer)(text["train"]["text"], vocab_size)
-        train = tokenize(DatasetDict(train=text["train"]), tokenizer, max_length)
         held_out = DatasetDict({split: rows for split, rows in text.items() if split != "train"})
-        splits = DatasetDict(**train, **tokenize(held_out, tokenizer))
+        splits = DatasetDict(**tokenize(DatasetDict(train=text["train"]), tokenizer, max_length), **tokenize(held_out, tokenizer))
         return cls(tokenizer), lambda seed: splits, f"{len(text['train']):,} rows of text; {cls.split_label}"
 
     def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
@@ -301,18 +296,13 @@ class LanguageModeling(Task):
 
     @cached_property
     def collator(self) -> SequenceCollator:
-        """Pads with the tokenizer's padding token. If the token has another role too, such as EOS, it is predicted as well.
-
-        Raises:
-            ValueError: there is no tokenizer.
-        """
+        """Pads with the tokenizer's padding token, which is predicted if it has another role too, such as EOS. ValueError without a tokenizer."""
         tokenizer = self.processing_class
         if tokenizer is None:
             remedy = "give the tokenizer, or a collator that returns input_ids, attention_mask and labels"
             raise ValueError(f"processing_class, data_collator and task are all None; {remedy}")
         padding = getattr(tokenizer, "pad_token_id", None)
-        roles = ("bos", "eos", "unk", "sep", "cls", "mask")
-        others = {getattr(tokenizer, f"{role}_token_id", None) for role in roles}
+        others = {getattr(tokenizer, f"{role}_token_id", None) for role in ("bos", "eos", "unk", "sep", "cls", "mask")}
         return SequenceCollator(None if padding in others else padding)
 
     def training_rows(self, sequences: Dataset, length: int) -> Dataset:

@@ -15,32 +15,31 @@ from farzi_hf.engine.optimizers.base import InnerOptimizer, State, root
 
 _EVERY = 10  # steps between two turns of the coordinates
 _RIDGE = 0.1  # without it, rounding alone would choose coordinates where a gradient has few ranks
-_MOST = 1024  # columns: a turn costs their number cubed
+_MOST = 1024  # rows or columns: a turn costs their number cubed
+_LONGER = 4  # times the other side, which limits the ranks of G
 
 
 @dataclass(frozen=True)
 class InnerSoap(InnerAdamW):
-    r"""SOAP (Vyas et al., 2024), one-sided: `InnerAdamW` in the eigenvectors of a mean of $G^\top G$.
+    r"""SOAP (Vyas et al., 2024): `InnerAdamW` in the eigenvectors of means of $G G^\top$ and $G^\top G$.
 
-    Labels of a teacher have little noise. What limits a student then is that the numbers of a matrix do not learn alone, and on text these
-    coordinates teach in 600 steps what Adam does in 1,000 or more (recipes/LOG.md). A matrix $W$ is taken with at most as many columns as rows,
-    transposed if need be; with $a$ and $e$ of `InnerAdam`, one step is
+    Labels of a teacher have little noise. What limits a student then is that the numbers of a matrix do not learn alone: on text, 600 steps in
+    these coordinates teach as much as 1,000 or more of Adam (recipes/LOG.md). With $a$ and $e$ of `InnerAdam`, a step of a matrix $W$ (r × c) is
 
-    1. $C_t = \beta_2 C_{t-1} + (1-\beta_2)\, G^\top G$, and $C_1 = G^\top G$
-    2. $Q_0 = I$; in the first ten steps and in each tenth $Q_t R = (C_t + \rho I)\, Q_{t-1}$ (QR), with $\rho = \mathrm{tr}(C_t) / 10 n$;
-       else $Q_t = Q_{t-1}$
+    1. $R_t = \beta_2 R_{t-1} + (1-\beta_2)\, G^\top G$, and $R_1 = G^\top G$; the same for $L_t$ with $G G^\top$
+    2. $Q_0 = I$; in the first ten steps and in each tenth $Q_t X = (R_t + \rho I)\, Q_{t-1}$ (QR), $\rho = \mathrm{tr}(R_t) / 10 c$; else
+       $Q_t = Q_{t-1}$; the same for $P_t$ with $L_t$
     3. $M_t = \beta_1 M_{t-1} + (1-\beta_1)\, G$
-    4. $V_t = \beta_2 V_{t-1} + (1-\beta_2)\, (G Q_t)^2$
-    5. $W_t = (1 - \alpha\lambda) W_{t-1} - a\, (M_t Q_t / (\sqrt{V_t} + e))\, Q_t^\top$
+    4. $V_t = \beta_2 V_{t-1} + (1-\beta_2)\, (P_t^\top G\, Q_t)^2$
+    5. $W_t = (1 - \alpha\lambda) W_{t-1} - a\, P_t\, (P_t^\top M_t Q_t / (\sqrt{V_t} + e))\, Q_t^\top$
 
-    Vectors, and matrices of one column or of more than 1,024, have the step of `InnerAdamW`. A tensor of more dimensions is a matrix of its last
-    one. With more than 1,024 columns, a turn would cost more than a step.
+    A side of more than 1,024 numbers, or of more than four times the other, is not turned. Vectors have the step of `InnerAdamW`, and so has a
+    matrix of one row or column. The last dimension of a tensor is its columns, and all others are its rows.
 
     Args:
-        shape: of the one parameter, (rows, columns) with the last dimension alone; see `by_parameter`, which gives it.
+        shape: of the one parameter, (r, c); see `by_parameter`, which gives it.
     """
 
-    fields: ClassVar[int] = 5
     elementwise: ClassVar[bool] = False
 
     shape: tuple[int, ...] = ()
@@ -61,34 +60,47 @@ class InnerSoap(InnerAdamW):
     def stock_class(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
         return Soap, {"lr": self.lr, "betas": self.betas, "eps": self.eps}
 
+    @property
+    def fields(self) -> int:
+        return 3 + 2 * len(self._sides)
+
+    @property
+    def _sides(self) -> list[int]:
+        return [side for side in (0, 1) if self.shape[side] <= min(_MOST, _LONGER * self.shape[1 - side])]
+
     def init(self, w: Tensor) -> State:
-        n, dtype = min(self.shape), torch.promote_types(w.dtype, torch.float32)
-        return *super().init(w), *torch.zeros(2, n, n, dtype=dtype, device=w.device)
+        dtype = torch.promote_types(w.dtype, torch.float32)
+        squares = [torch.zeros(2, n, n, dtype=dtype, device=w.device) for n in map(self.shape.__getitem__, self._sides)]
+        return *super().init(w), *(x for pair in squares for x in pair)
 
     def step(self, state: State, g: Tensor, t: int, lr: float, out: State | None = None) -> State:
-        w, m, v, C, Q = state
-        w_out, m_out, v_out, C_out, Q_out = out or tuple(map(torch.empty_like, state))
-        (beta1, beta2), (a, e, _) = self.betas, self._corrected(t, lr)
-        G = self._tall(g).to(C)
-        C = torch.lerp(C, G.mT @ G, 1 - beta2 if t > 1 else 1.0, out=C_out)  # (1)
-        if t <= _EVERY or t % _EVERY == 0:  # (2)
-            Q = torch.eye(len(C)).to(C) if t == 1 else Q
-            Q = torch.linalg.qr(C @ Q + (_RIDGE / len(C)) * C.trace() * Q).Q
-        m = torch.lerp(m, g, 1 - beta1, out=m_out)  # (3)
-        v = torch.addcmul(v.view(G.shape).to(C) * beta2, rotated := G @ Q, rotated, value=1 - beta2)  # (4)
-        move = (self._tall(m).to(C) @ Q).div_(root(v).add_(e)) @ Q.mT  # (5)
-        w = torch.mul(w, self.shrinkage(lr), out=w_out)
-        self._tall(w).sub_(move.to(w), alpha=a)
-        v_out.view(G.shape).copy_(v)
-        return w, m, v_out, C, Q_out.copy_(Q)
+        (w, m, v, *turns), out = state, out or tuple(map(torch.empty_like, state))
+        (beta1, beta2), (a, e, _), like = self.betas, self._corrected(t, lr), turns[0]
+        G, Q = g.view(self.shape).to(like), [None, None]
+        for i, side in enumerate(self._sides):
+            C, Q[side], X = turns[2 * i], turns[2 * i + 1], G if side else G.mT
+            C = torch.lerp(C, X.mT @ X, 1 - beta2 if t > 1 else 1.0, out=out[3 + 2 * i])  # (1)
+            if t <= _EVERY or t % _EVERY == 0:  # (2)
+                last = torch.eye(len(C)).to(C) if t == 1 else Q[side]
+                Q[side] = torch.linalg.qr(C @ last + (_RIDGE / len(C)) * C.trace() * last).Q
+            out[4 + 2 * i].copy_(Q[side])
+        m = torch.lerp(m, g, 1 - beta1, out=out[1])  # (3)
+        turned = _turned(G, *Q)
+        v = torch.addcmul(v.view(self.shape).to(like) * beta2, turned, turned, value=1 - beta2)  # (4)
+        move = _turned(m.view(self.shape).to(like), *Q).div_(root(v).add_(e))
+        back = _turned(move, *(None if x is None else x.mT for x in Q))
+        w = torch.mul(w, self.shrinkage(lr), out=out[0]).sub_(back.flatten().to(w), alpha=a)  # (5)
+        out[2].copy_(v.flatten())
+        return w, m, *out[2:]
 
     def pullback(self, *_: Any) -> Tensor:
         raise NotImplementedError("InnerSoap has no pullback")
 
-    def _tall(self, x: Tensor) -> Tensor:
-        """A view of a flat tensor as a matrix with at most as many columns as rows."""
-        x = x.view(self.shape)
-        return x if x.shape[0] >= x.shape[1] else x.mT
+
+def _turned(x: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    """Lᵀ x R."""
+    x = x if left is None else left.mT @ x
+    return x if right is None else x @ right
 
 
 class Soap(torch.optim.Optimizer):

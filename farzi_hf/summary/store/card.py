@@ -64,8 +64,7 @@ class Contents:
 
 
 def render_card(
-    contents: Contents, metrics: Mapping[str, Any] | None = None, recipe: Mapping[str, Any] | None = None,
-    plots: Sequence[str] = (),
+    contents: Contents, metrics: Mapping[str, Any] | None = None, recipe: Mapping[str, Any] | None = None, plots: Sequence[str] = ()
 ) -> str:  # fmt: skip
     """The README of the artefact. A section without content is left out. Raises ValueError if a cost, a size or the licence has another type than it
     needs.
@@ -94,13 +93,10 @@ def render_card(
         template_path=str(Path(__file__).parent / "templates" / "card.md"),
         repo=PLACEHOLDER, config=config, vocabulary=vocabulary, tables=tables_of(contents.tensors), metrics=metrics,
         storage=storage, nbytes=storage.nbytes(contents.tensors), carried=_model(config.teacher),
-        shown=min(SHOWN, config.num_sequences),
         teacher_size=sum(x.numel() for name, x in contents.tensors.items() if name.startswith(TEACHER)),
-        endless=SHARES in contents.tensors,
         learner_facts=_model(learner, metrics.get("learner_parameters")),
         teachers=", ".join(filter(None, map(_model, given if isinstance(given, list) else [given]))),
-        made=_protection(config, recipe),
-        learner_known=known,
+        shown=min(SHOWN, config.num_sequences), endless=SHARES in contents.tensors, made=_protection(config, recipe), learner_known=known,
         learner=_learner_code(learner if known else vocabulary.small_learner, config, vocabulary),
         guessed={name: value for key, (name, value) in _NEEDED.items() if key not in (config.inner or {})},
         inner=markdown_table([{"setting": k, "value": str(v)} for k, v in (config.inner or {}).items()]),
@@ -110,8 +106,7 @@ def render_card(
         examples=markdown_fence("\n".join(" ".join(text.split()) for text in examples), "text") if examples else "",
         positions=markdown_table([_position_row(j, p) for j, p in enumerate(contents.decoded[0][:8])]),
         recipe=markdown_fence(yaml_text(recipe).rstrip(), "yaml") if recipe else "",
-        plots=[markdown_image(plot) for plot in plots],
-        ceil=math.ceil, cell=_cell, code=markdown_code, plain=_plain, text=markdown_text,
+        plots=[markdown_image(plot) for plot in plots], ceil=math.ceil, cell=_cell, code=markdown_code, plain=_plain, text=markdown_text,
     )  # fmt: skip
     return str(card)
 
@@ -138,19 +133,17 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData:
     """The YAML header. It holds no results, because the Hub knows no `model-index` of datasets."""
-    config, vocabulary = contents.config, contents.vocabulary
+    config, vocabulary, names = contents.config, contents.vocabulary, tables_of(contents.tensors)
     sizes = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M")
+    tables = [{"config_name": x, "data_files": [{"split": "train", "path": f"{x}/train-*.parquet"}]} for x in names]
+    tables[0]["default"] = True
     return DatasetCardData(
         pretty_name=f"Farzi data [{config.num_sequences}×{config.sequence_length}]",
         license=one_line(metrics.get("licence") or "") or None,
         tags=["farzi", "dataset-distillation", "synthetic", *vocabulary.tags],
         task_categories=list(vocabulary.task_categories) or None,
         size_categories=[sizes[bisect_right([10**3, 10**4, 10**5, 10**6], config.num_sequences)]],
-        configs=[
-            {"config_name": name, "data_files": [{"split": "train", "path": f"{name}/train-*.parquet"}]}
-            | ({"default": True} if i == 0 else {})
-            for i, name in enumerate(tables_of(contents.tensors))
-        ],
+        configs=tables,
     )
 
 

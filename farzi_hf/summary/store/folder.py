@@ -89,8 +89,7 @@ class ArtefactFolder:
     def __init__(self, folder: Path) -> None:
         self.folder, self.names = folder, [TENSORS, CONFIG]
         self._committed = find_file(folder, f"{_COMMITTED}/{TENSORS}") is not None
-        listed = filter(pattern_of, listed_files(self.path(TENSORS)))
-        self.names = list(dict.fromkeys([*listed, CONFIG, TENSORS]))
+        self.names = list(dict.fromkeys([*filter(pattern_of, listed_files(self.path(TENSORS))), CONFIG, TENSORS]))
         self.path(CONFIG)
 
     def find(self, name: str) -> Path | None:
@@ -146,9 +145,8 @@ def read_artefact(folder: Path, read: Callable[[ArtefactFolder], T]) -> T:
 
 
 def find_file(root: Path, name: str) -> Path | None:
-    """The plain file `name` under the folder `root`; None if it does not exist, ValueError if something else is there.
-
-    Only one kind of link is followed: huggingface_hub's own, from a snapshot in its cache to a file of the same repository.
+    """The plain file `name` under the folder `root`; None if it does not exist, ValueError if something else is there. Only one kind of
+    link is followed: huggingface_hub's own, from a snapshot in its cache to a file of the same repository.
     """
     *folders, path = [root / part for part in accumulate(PurePosixPath(name).parts, PurePosixPath)]
     for folder in folders:
@@ -186,9 +184,8 @@ def _blob(root: Path, link: Path) -> Path | None:
 
 
 def replace_files(folder: Path, write: Callable[[Path], None], tensors: dict[str, Tensor]) -> None:
-    """Replaces the artefact in `folder` by the files that `write(empty_folder)` writes, and by `tensors`. Other files stay.
-
-    It raises ValueError if it must not: see `check_destination` and `exclusive`. After any error the old artefact is unchanged.
+    """Replaces the artefact in `folder` by the files that `write(empty_folder)` writes, and by `tensors`. Other files stay. It raises ValueError if
+    it must not: see `check_destination` and `exclusive`. After any error the old artefact is unchanged.
     """
     check_destination(folder)
     with exclusive(folder):
@@ -268,9 +265,8 @@ def _files(folder: Path) -> list[Path]:
 
 @contextmanager
 def exclusive(folder: str | os.PathLike) -> Iterator[None]:
-    """Locks `folder`, which is made if there is none, for this thread alone, or raises ValueError. The thread may lock it a second time.
-
-    It is a lock of the operating system on a file that is removed at the end. A process that dies loses its lock.
+    """Locks `folder`, which is made if there is none, for this thread alone, or raises ValueError. The thread may lock it a second time. It is a
+    lock of the operating system on a file that is removed at the end. A process that dies loses its lock.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -285,8 +281,7 @@ def exclusive(folder: str | os.PathLike) -> Iterator[None]:
         yield
     finally:
         if lock.lock_counter == 1:
-            # Before the release: after it, the file may be another process's lock. Windows cannot remove an open file; there
-            # the release does it.
+            # Before the release: after it, the file may be another process's lock. Windows cannot remove an open file; there the release does it.
             with suppress(OSError):
                 path.unlink()
         lock.release()

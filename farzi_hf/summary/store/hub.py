@@ -20,8 +20,7 @@ PLACEHOLDER = "path/to/this/folder"  # the repository's name in a card that is n
 
 
 def fetch_artefact(
-    folder_or_repo: str | os.PathLike, revision: str | None = None, token: str | None = None,
-    cache_dir: str | os.PathLike | None = None,
+    folder_or_repo: str | os.PathLike, revision: str | None = None, token: str | None = None, cache_dir: str | os.PathLike | None = None
 ) -> Path:  # fmt: skip
     """The folder of an artefact: `folder_or_repo` itself or a download of one commit, without the Parquet tables and the card. Raises
     FileNotFoundError if `folder_or_repo` is neither a folder nor a dataset repository within reach.
@@ -37,8 +36,7 @@ def fetch_artefact(
         ))  # fmt: skip
     except (OSError, HTTPError, HFValidationError) as error:
         raise FileNotFoundError(
-            f"folder_or_repo={repo!r} is neither a folder nor a dataset repository within reach "
-            f"(revision {revision or 'main'}): {error}"
+            f"folder_or_repo={repo!r} is neither a folder nor a dataset repository within reach (revision {revision or 'main'}): {error}"
         ) from error
 
 

@@ -60,17 +60,14 @@ class Storage:
 
     def layout(self, shapes: Shapes, learnt: Collection[str]) -> dict[str, Stored]:
         """The tensors of the file, of a summary's tensors with `shapes`. Those that are not `learnt` are ids or shares."""
-        floats = {*learnt, SHARES}
-        return {n: Stored(tuple(shape), FLOATS if n in floats else frozenset({"I32"})) for n, shape in shapes.items()}
+        return {n: Stored(tuple(x), FLOATS if n in learnt or n == SHARES else frozenset({"I32"})) for n, x in shapes.items()}
 
     def stored(self, tensors: Tensors) -> dict[str, Tensor]:
         """What the file holds of a summary's tensors."""
         return dict(tensors)
 
     def loaded(self, stored: Tensors, shapes: Shapes) -> dict[str, Tensor]:
-        """The summary's tensors, of these shapes. What is stored of them again is `stored`, bit for bit. Raises ValueError if coded numbers are
-        damaged.
-        """
+        """The summary's tensors, of these shapes; stored again they are `stored`, bit for bit. Raises ValueError if coded numbers are damaged."""
         return dict(stored)
 
     def scales(self, tensors: Tensors) -> dict[str, Tensor]:
@@ -277,8 +274,7 @@ def _common_divisor(x: Tensor) -> Tensor:
     mantissa, exponent = np.frexp(x.cpu().numpy().astype(np.float64))
     last = np.where(mantissa == 0, 10**4, exponent).min(axis=0, initial=10**4)  # of the smallest number
     shift = np.where(mantissa == 0, 0, exponent - last)
-    whole = np.round(mantissa * 2**24).astype(np.int64) << np.minimum(shift, 36)
-    found = np.gcd.reduce(whole, axis=0)
+    found = np.gcd.reduce(np.round(mantissa * 2**24).astype(np.int64) << np.minimum(shift, 36), axis=0)
     none = (shift.max(axis=0, initial=0) > 36) | (last == 10**4)
     return torch.from_numpy(np.where(none, 0.0, np.ldexp(found.astype(float), last - 24))).to(x)
 
@@ -288,9 +284,7 @@ def _dimensions(name: str) -> int:
     return 0 if name in ("decoder", "label_decoder") else -1
 
 
-STORAGES: dict[str, Storage] = {
-    way.name: way for way in (Storage(), Whole(8), *map(Packed, (6, 5, 4)), *map(Coded, (6, 5, 4, 3, 2)))
-}
+STORAGES: dict[str, Storage] = {x.name: x for x in (Storage(), Whole(8), *map(Packed, (6, 5, 4)), *map(Coded, (6, 5, 4, 3, 2)))}
 """By the name that `FarziDataConfig.storage` gives them."""
 
 

@@ -58,9 +58,7 @@ _FIGURES = (
 
 
 def check_results(metrics: Mapping[str, Any], recipe: Mapping[str, Any], of_metrics: str, of_recipe: str) -> None:
-    """Raises ValueError for entries of another type than the card and `farzi show` need. Others can be anything. `of_metrics` and `of_recipe` are
-    what an error calls them: their arguments or files.
-    """
+    """Raises ValueError for entries of a type that the card and `farzi show` cannot use; it calls their sources `of_metrics` and `of_recipe`."""
 
     def is_number(value: Any) -> bool:
         return value is None or (isinstance(value, float | int) and not isinstance(value, bool))
@@ -90,9 +88,8 @@ def check_results(metrics: Mapping[str, Any], recipe: Mapping[str, Any], of_metr
 
 
 def without_local_paths(value: Any) -> Any:
-    """`value`, anything JSON can hold, in which absolute paths and paths from a home folder are cut to their last part.
-
-    `/home/ann/omega` becomes `omega`, because the folders above it name users, machines and projects. Relative paths stay.
+    """`value`, anything JSON can hold, in which absolute paths and paths from a home folder are cut to their last part: `/home/ann/omega` becomes
+    `omega`, because the folders above it name users, machines and projects. Relative paths stay.
     """
     if isinstance(value, Mapping):
         return {name: without_local_paths(part) for name, part in value.items()}
@@ -127,10 +124,7 @@ def one_line(text: str) -> str:
 
 
 def terminal_text(value: Any, most: int = 200) -> str:
-    """`str(value)` in one line, for a terminal: at most `most` characters, without the middle of a longer text.
-
-    What a terminal would obey, hide or reorder is shown as an escape, such as `\\x1b`.
-    """
+    """`str(value)` in one line of at most `most` characters, without the middle of a longer text; what a terminal would obey or hide is escaped."""
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
     return text if len(text) <= most else f"{text[: most - most // 2 - 1]}…{text[-(most // 2) :]}"
 
@@ -153,8 +147,7 @@ def markdown_code(text: str) -> Markdown:
 
 def markdown_fence(text: str, language: str) -> Markdown:
     """`text`, which may have several lines, as a block of code. No line of the text can end the block."""
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     lines = "\n".join(_CONTROLS.sub(" ", line) for line in text.split("\n"))
     return Markdown(f"{fence}{language}\n{lines}\n{fence}")
 

@@ -188,9 +188,8 @@ _NUMBERS, _TENSORS, _LAYERS, _INTEGER, _FLOAT = 10**9, 5000, 1000, 10**7, 1e12
 
 
 def plain_learner(value: Any, name: str) -> Any:
-    """`value`, the config of a model, or several, without entries that name code, files or repositories: `_NAMING`, and all texts with a slash.
-
-    A warning names each by `name` and its own key; configs may contain configs.
+    """`value`, the config of a model, or several, without entries that name code, files or repositories: `_NAMING`, and all texts with a slash. A
+    warning names each by `name` and its own key; configs may contain configs.
     """
     if isinstance(value, list):
         return [plain_learner(part, f"{name}[{i}]") for i, part in enumerate(value)]

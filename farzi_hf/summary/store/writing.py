@@ -131,11 +131,7 @@ def _tables(contents: Contents) -> dict[str, pa.Table]:
     texts, parts = [], []
     for start in range(0, len(decoded), _AT_ONCE):
         sequences = decoded[start : start + _AT_ONCE]
-        rows = [
-            {"sequence": i, "position": j, **position}
-            for i, sequence in enumerate(sequences, start)
-            for j, position in enumerate(sequence)
-        ]
+        rows = [{"sequence": i, "position": j, **x} for i, row in enumerate(sequences, start) for j, x in enumerate(row)]
         parts.append(pa.Table.from_pylist(rows))
         texts += greedy_texts(vocabulary, sequences) if vocabulary.named else []
     first, text = {"index": pa.array(range(len(decoded)))}, {"text": pa.array(texts)} if vocabulary.named else {}
