@@ -162,11 +162,8 @@ class FarziConfig(TrainingArguments):
         return getattr(LABELS.get(self.labels), "defaults", {})
 
     def check(self) -> None:
-        """The checks of our settings, by the variants that have them. Call it where fields were set afterwards.
-
-        Raises:
-            ValueError: a setting is out of range, or does not fit another one.
-        """
+        """The checks of our settings, by the variants that have them: a ValueError if one is out of range, or does not fit another one. Call it
+        where fields were set afterwards."""
         check_settings(self)
         if not 0 <= self.learning_rate < math.inf:
             raise ValueError(f"learning_rate={self.learning_rate} is not usable; give a number such as 0.01")

@@ -60,11 +60,7 @@ class SyntheticTraining:
     def of(cls, inner: Mapping[str, Any] | None, tau: float, **how: Any) -> SyntheticTraining:
         """The inner loop with the settings of `config.inner` of a summary, see `farzi_hf.summary.inner_settings`.
 
-        Args:
-            how: how it is differentiated: `window`, `adjoint`, `torch_compile`.
-
-        Raises:
-            ValueError: the settings describe no optimizer.
+        `how` says how it is differentiated: `window`, `adjoint`, `torch_compile`. Raises ValueError if the settings describe no optimizer.
         """
         optimizer, inner = inner_optimizer(inner), inner or {}
         how |= {name: inner[name] for name in ("lr_scheduler_type", "warmup_steps") if name in inner}

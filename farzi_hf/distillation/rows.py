@@ -79,15 +79,8 @@ class RealRows:
         return {name: self._checked(f"eval_dataset[{name!r}]", rows, dataset) for name, dataset in given.items()}
 
     def evaluated(self, given: EvaluationSets, own: EvaluationSets) -> dict[str, Dataset]:
-        """The rows of one evaluation, by what is added to the prefix of their metrics: nothing, or `_NAME` where there are several sets.
-
-        Args:
-            given: to `evaluate()`.
-            own: the rows of the trainer, checked; they are taken where `given` is None.
-
-        Raises:
-            ValueError: as `evaluation`; or there are no rows.
-        """
+        """The rows of one evaluation, by what is added to the prefix of their metrics: nothing, or `_NAME` where there are several sets. `given` are
+        those of `evaluate()`, `own` the trainer's, which are checked, and taken where `given` is None. A ValueError if there are none."""
         rows = own if given is None else self.evaluation(given)
         if rows is None:
             raise ValueError("eval_dataset is None; give one to evaluate() or to FarziTrainer")

@@ -118,11 +118,7 @@ class Run(TrainerCallback):
         raise Interrupted(128 + number)
 
     def prepare(self, resume_from_checkpoint: str | bool | None) -> TrainerState | None:
-        """Checks that a run can begin or go on. Returns the state to go on from. It writes nothing.
-
-        Raises:
-            ValueError: see `FarziTrainer.check_run`.
-        """
+        """Checks that a run can begin or go on, with the errors of `FarziTrainer.check_run`. Returns the state to go on from. It writes nothing."""
         args = self.trainer.args
         if late := changes(self._built_with, args.to_recipe()):
             raise ValueError(f"args have changed since FarziTrainer was made: {late}; make another FarziTrainer")

@@ -98,11 +98,7 @@ class TeacherTraining:
         teacher_weight_decay: float = setting(0.0, "λ of the teacher; it helps where learners overfit, on items")
 
     def train(self, learner: Learner, data: RealData, seed: int) -> Trained:
-        """One teacher. Its initialisation, its minibatches and its dropout depend on `seed`.
-
-        Raises:
-            FloatingPointError: the training diverged.
-        """
+        """One teacher. Its initialisation, its minibatches and its dropout depend on `seed`. Raises FloatingPointError if the training diverged."""
         loss = real_loss(learner, data, self.batch_size, self.steps, derive(seed, Purpose.TEACHER_MINIBATCHES))
         start = learner.initial_parameters(derive(seed, Purpose.TEACHER), data.device)
         # As students and the stock Trainer have it.

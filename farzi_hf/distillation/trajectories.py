@@ -196,11 +196,8 @@ class TrajectoryBank:
     def segment(
         self, seed: int, steps: int, last_step: int | None = None, device: torch.device | str | None = None
     ) -> tuple[Parameters, Parameters]:
-        """Two checkpoints of one trajectory: a start as in `sample`, and the checkpoint `steps` steps later.
-
-        Raises:
-            ValueError: `steps` is no multiple of `save_every`, or longer than the trajectories.
-        """
+        """Two checkpoints of one trajectory: a start as in `sample`, and the checkpoint `steps` steps later. Raises ValueError if `steps` is no
+        multiple of `save_every`, or longer than the trajectories."""
         if steps % self.save_every or not 1 <= steps <= self.steps:
             raise ValueError(
                 f"steps={steps}: folder={str(self.folder)!r} has checkpoints every {self.save_every} steps up to {self.steps}; give one of these"

@@ -141,15 +141,9 @@ class TaskData:
 
     @classmethod
     def of_summary(cls, farzi: FarziData, data_dir: str | None = None, **changes: Any) -> TaskData:
-        """The real data that the recipe of a summary names, in the folder `data_dir`. Their vocabulary is then the summary's.
-
-        Args:
-            changes: other settings, in place of those of the recipe.
-
-        Raises:
-            ValueError: the recipe names no data set, or one that it may not choose, or a setting has another type; the data have another
-                vocabulary.
-        """
+        """The real data that the recipe of a summary names, in the folder `data_dir`. Their vocabulary is then the summary's. `changes` are
+        settings in place of the recipe's. Raises ValueError if the recipe names no data set, or one that it may not choose, if a setting has
+        another type, or the data have another vocabulary."""
         recipe = {**farzi.results.recipe, **changes}
         name = recipe.get("dataset")
         if name is None:

@@ -147,11 +147,7 @@ class FarziDataConfig(PreTrainedConfig):
 
     @classmethod
     def from_json(cls, content: bytes, path: Path) -> FarziDataConfig:
-        """The config in `content`, which was read from the untrusted file `path`.
-
-        Raises:
-            ValueError: the file is no config of a summary.
-        """
+        """The config in `content`, which was read from the untrusted file `path`. Raises ValueError if the file is no config of a summary."""
         values = parse_mapping(content, path)
         if values.get("model_type", cls.model_type) != cls.model_type:
             raise ValueError(f"{path} is the config of a {values['model_type']!r}, not of a summary; fetch it again")

@@ -127,10 +127,7 @@ class RowsDataset(torch.utils.data.IterableDataset):
 
     Args:
         source: makes the rows.
-        num_rows: rows of an epoch. Each iteration reads the next epoch, also after one that was left early. None: an epoch does not end.
-
-    Raises:
-        ValueError: an epoch has no rows.
+        num_rows: rows of an epoch, at least 1. Each iteration reads the next epoch, also after one that was left early. None: without an end.
     """
 
     def __init__(self, source: EndlessRows, num_rows: int | None = None) -> None:
