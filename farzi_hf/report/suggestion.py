@@ -424,14 +424,15 @@ class Search:
             if inputs is None:
                 as_long = [trial for trial in tried if trial.found["inner_steps"] == like.found["inner_steps"]]
                 like = min(as_long, key=lambda trial: (trial.error - packed.error) * trial.seconds)
-            if len(tried) > 1 and self.spent + steps / like.found["inner_steps"] * like.seconds > until:
-                break  # longer in the proportion of its steps
             settings = self._asked(
                 inner_steps=steps, synthetic_batch_size=rows, inner_learning_rate=_rate(rate, learner),
                 storage=packed.found["storage"], inputs=inputs or like.found["inputs"],
             )  # fmt: skip
             if any(trial.found == settings for trial in tried):
                 continue  # the same again
+            steps, rows, rate = (settings[name] for name in ("inner_steps", "synthetic_batch_size", "inner_learning_rate"))
+            if len(tried) > 1 and self.spent + steps / like.found["inner_steps"] * like.seconds > until:
+                break  # longer in the proportion of its steps
 
             def make(settings: Mapping[str, Any] = settings) -> dict[str, Any]:
                 farzi = FarziData.from_pretrained(self.folder / packed.found["folder"])
@@ -441,7 +442,7 @@ class Search:
                 why = f"error {judged['error'] - packed.error:+.3f} to its teacher"
                 return {**judged, "nbytes": packed.nbytes, "why": why, "found": settings}
 
-            name = f"student, {steps} steps of {rows} {settings['inputs']} rows, rate {settings['inner_learning_rate']}"
+            name = f"student, {steps} steps of {rows} {settings['inputs']} rows, rate {rate}"
             tried.append(self.trial(name, make))
             if tried[-1].error <= packed.error + (_CLOSE_RANKS if self.task.ranked else _CLOSE):
                 break

@@ -222,6 +222,35 @@ def test_what_is_given_is_what_trials_try(fixed, found, text, tmp_path, monkeypa
     assert suggestion._TIMED in timed
     first = next(trial for trial in chosen.trials if trial.name.startswith("first answer"))
     assert first.name == f"first answer: a student after {suggestion._FIRST} steps"
+    [steps] = {f"student, {chosen.config.inner_steps} steps"} & {t.name.partition(" of ")[0] for t in chosen.trials}
+    if "inner_steps" in fixed:
+        assert all(t.name.startswith(steps) for t in chosen.trials if t.name.startswith("student"))
+
+
+@pytest.mark.parametrize(
+    ("given", "optimizer"), [({}, "soap"), ({"max_steps": 3}, "adam"), ({"inner_optimizer": "adamw"}, "adamw")]
+)
+def test_students_have_soap_unless_outer_steps_need_a_derivative(given, optimizer, text, tmp_path):
+    made = Search(*text, tmp_path, "run", minutes=1.0, learner=GPT2, fixed={**FIXED, **given}, show=lambda line: None)
+    assert made.config(GPT2, str(tmp_path)).inner_optimizer == optimizer
+    with pytest.raises(
+        ValueError, match=r"inner_optimizer='soap' has no derivative.* give max_steps=0, or inner_optimizer='adam'"
+    ):
+        suggestion.FarziConfig(str(tmp_path), inner_optimizer="soap", max_steps=3, use_cpu=True)
+
+
+def test_a_longer_student_is_not_tried_where_given_steps_leave_no_time(text, tmp_path, monkeypatch):
+    """All trials have the steps that are given: what one took, another takes, and not in the proportion of the table's steps."""
+    monkeypatch.setattr(suggestion, "_STUDENTS", ((4, 4, 0.02, "drawn"), (4, 4, 0.03, "drawn"), (4, 4, 0.04, "drawn")))
+    made = Search(*text, tmp_path, "run", minutes=1.0, fixed={**FIXED, "inner_steps": 400}, show=lambda line: None)
+    teacher, packed = Trial("teacher", found={"learner": GPT2}), Trial("packed", 1.0, found={"storage": "coded6"})
+    found = {"inner_steps": 400, "inputs": "drawn"}
+    monkeypatch.setattr(
+        made, "trial", lambda name, _: made.trials.append(Trial(name, 2.0, seconds=30.0, found=found)) or made.trials[-1]
+    )
+    made.student_stage(teacher, packed)
+    rates = [0.028, 0.042]
+    assert [t.name for t in made.trials] == [f"student, 400 steps of 4 drawn rows, rate {rate}" for rate in rates]
 
 
 def test_items_have_learners_of_their_own(tmp_path):
