@@ -82,6 +82,8 @@ def test_the_inner_loop_goes_on_and_is_that_of_the_torch_optimizer():
         if step == 15:  # stopped, and resumed
             kept, optimizer = copy.deepcopy(optimizer.state_dict()), Soap(groups, LR)
             optimizer.load_state_dict(kept)
+        if step == 20:  # pickled, as `copy` does it
+            optimizer = copy.copy(optimizer)
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.detach(), whole.params[name], rtol=1e-9, atol=1e-10)
         assert (p - start[name]).abs().max() > 0.01
@@ -124,6 +126,22 @@ def test_gradients_of_half_precision_and_of_zero():
 
 
 SOAP_PLAIN = InnerSoap(0.01)
+
+
+def test_the_torch_optimizer_goes_on_in_half_precision_and_with_a_rate_of_zero():
+    p = nn.Parameter(torch.randn(6, 4).bfloat16())
+    optimizer = Soap([p], 0.1)
+    for _ in range(3):
+        p.grad = torch.randn(6, 4).bfloat16()
+        optimizer.step()
+        again = Soap([p], 0.1)
+        again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        optimizer = again
+    before, optimizer.param_groups[0]["lr"] = p.detach().clone(), 0.0
+    optimizer.step()
+    assert torch.equal(p, before)
+    with pytest.raises(ValueError, match="betas must be two numbers"):
+        Soap([p], 0.1, betas=(0.9, 1.0))
 
 
 def test_nothing_is_differentiated_through_it():

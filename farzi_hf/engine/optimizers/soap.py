@@ -109,25 +109,25 @@ class Soap(torch.optim.Optimizer):
     def __init__(
         self, params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
     ) -> None:
-        self.inner = InnerSoap(lr, tuple(betas), eps, weight_decay=weight_decay)
-        super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
+        InnerSoap(lr, betas, eps, weight_decay=weight_decay)  # checks them
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """One step."""
         loss = None if closure is None else torch.enable_grad()(closure)()
-        for group in self.param_groups:
-            own = replace(self.inner, betas=tuple(group["betas"]), eps=group["eps"], weight_decay=group["weight_decay"])
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                [inner], state = own.by_parameter({"p": p.shape}).values(), self.state[p]
-                flat = p.detach().reshape(-1)
+        for group in self.param_groups:  # whose rate may be 0
+            own = InnerSoap(self.defaults["lr"], group["betas"], group["eps"], weight_decay=group["weight_decay"])
+            for p in (p for p in group["params"] if p.grad is not None):
+                [inner], state, w = own.by_parameter({"p": p.shape}).values(), self.state[p], p.detach().reshape(-1)
                 if not state:
-                    state.update(step=0, accumulators=inner.init(flat)[1:])
+                    state.update(step=0, moments=inner.init(w)[1:3], turns=inner.init(w)[3:])
+                turns = [
+                    x.to(torch.promote_types(x.dtype, torch.float32)) for x in state["turns"]
+                ]  # as they were before a `load_state_dict`
                 state["step"] += 1
-                w, *state["accumulators"] = inner.step(
-                    (flat, *state["accumulators"]), p.grad.reshape(-1), state["step"], float(group["lr"])
-                )  # fmt: skip
+                before = (w, *state["moments"], *turns)
+                w, *after = inner.step(before, p.grad.reshape(-1), state["step"], float(group["lr"]))
+                state["moments"], state["turns"] = after[:2], after[2:]
                 p.copy_(w.view_as(p))
         return loss
