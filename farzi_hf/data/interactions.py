@@ -64,7 +64,11 @@ class Interactions:
         return self.item_titles or [PADDING_TITLE, *map(str, ids)]
 
     def strong_generalization_split(self, seed: int) -> DatasetDict:
-        """80 / 10 / 10 % of the users, at random; a row of `input_ids` is a whole history. Raises ValueError for fewer than 10 users."""
+        """80 / 10 / 10 % of the users, drawn at random and disjoint. The column `input_ids` has a user's whole history per row.
+
+        Raises:
+            ValueError: fewer than 10 users.
+        """
         users = len(self.sequences)
         if users < 10:
             raise ValueError(f"there are {users} users: 80 / 10 / 10 % of them needs 10 or more; choose --held_out last_items")

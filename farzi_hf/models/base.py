@@ -193,7 +193,8 @@ class NextItemModel(SequenceModel):
         left = num_items - (max(len(set(history)) for history in histories) if exclude_seen else 0)
         if not 1 <= k <= left:
             raise ValueError(f"k={k} items are asked for: pass a number from 1 to {left}, the items that are left")
-        recent = [torch.as_tensor(history[-max(1, self.config.max_length - 1) :]) for history in histories]
+        recent_items = max(1, self.config.max_length - 1)
+        recent = [torch.as_tensor(history[-recent_items:]) for history in histories]
         ids = nn.utils.rnn.pad_sequence(recent, batch_first=True, padding_value=PADDING).to(self.device)
         training = self.training
         self.eval()

@@ -12,6 +12,7 @@ from farzi_hf.engine import InnerAdamW, InnerSoap, Soap, Tape, gradients, train,
 
 BETAS, EPS, DECAY, LR = (0.8, 0.9), 1e-3, 0.1, 0.03
 SOAP = InnerSoap(LR, BETAS, EPS, weight_decay=DECAY, no_decay=("0.bias", "2.bias"))
+SOAP_PLAIN = InnerSoap(0.01)
 
 
 def problem() -> tuple:
@@ -118,14 +119,10 @@ def test_correlated_columns_take_fewer_steps_than_with_adam():
 def test_gradients_of_half_precision_and_of_zero():
     w = torch.randn(6, 4).bfloat16()
     for g in (torch.randn(6, 4).bfloat16(), torch.zeros(6, 4).bfloat16()):
-        end = train(lambda params, _, step, g=g: (params["w"] * g).sum(), {"w": w}, (), optimizer=SOAP_PLAIN, steps=12).params[
-            "w"
-        ]
+        ended = train(lambda params, _, step, g=g: (params["w"] * g).sum(), {"w": w}, (), optimizer=SOAP_PLAIN, steps=12)
+        end = ended.params["w"]
         assert end.dtype == torch.bfloat16
         assert end.isfinite().all()
-
-
-SOAP_PLAIN = InnerSoap(0.01)
 
 
 def test_the_torch_optimizer_goes_on_in_half_precision_and_with_a_rate_of_zero():

@@ -44,8 +44,6 @@ class InnerSoap(InnerAdamW):
 
     shape: tuple[int, ...] = ()
 
-    keeps_unused: ClassVar[bool] = False
-
     def by_parameter(self, shapes: Mapping[str, torch.Size]) -> dict[str, InnerOptimizer]:
         adam = InnerAdamW(**{each.name: getattr(self, each.name) for each in fields(InnerAdamW)})
         found: dict[str, InnerOptimizer] = {}
@@ -69,20 +67,19 @@ class InnerSoap(InnerAdamW):
         return [side for side in (0, 1) if self.shape[side] <= min(_MOST, _LONGER * self.shape[1 - side])]
 
     def init(self, w: Tensor) -> State:
-        dtype = torch.promote_types(w.dtype, torch.float32)
-        squares = [torch.zeros(2, n, n, dtype=dtype, device=w.device) for n in map(self.shape.__getitem__, self._sides)]
-        return *super().init(w), *(x for pair in squares for x in pair)
+        how = {"dtype": torch.promote_types(w.dtype, torch.float32), "device": w.device}
+        sizes = [self.shape[side] for side in self._sides]
+        return *super().init(w), *(x for n in sizes for x in (torch.zeros(n, n, **how), torch.eye(n, **how)))
 
     def step(self, state: State, g: Tensor, t: int, lr: float, out: State | None = None) -> State:
         (w, m, v, *turns), out = state, out or tuple(map(torch.empty_like, state))
         (beta1, beta2), (a, e, _), like = self.betas, self._corrected(t, lr), turns[0]
         G, Q = g.view(self.shape).to(like), [None, None]
         for i, side in enumerate(self._sides):
-            C, Q[side], X = turns[2 * i], turns[2 * i + 1], G if side else G.mT
+            C, last, X = turns[2 * i], turns[2 * i + 1], G if side else G.mT  # C is R or L, and Q is Q or P
             C = torch.lerp(C, X.mT @ X, 1 - beta2 if t > 1 else 1.0, out=out[3 + 2 * i])  # (1)
-            if t <= _EVERY or t % _EVERY == 0:  # (2)
-                last = torch.eye(len(C)).to(C) if t == 1 else Q[side]
-                Q[side] = torch.linalg.qr(C @ last + (_RIDGE / len(C)) * C.trace() * last).Q
+            turns_now = t <= _EVERY or t % _EVERY == 0
+            Q[side] = torch.linalg.qr(C @ last + (_RIDGE / len(C)) * C.trace() * last).Q if turns_now else last  # (2)
             out[4 + 2 * i].copy_(Q[side])
         m = torch.lerp(m, g, 1 - beta1, out=out[1])  # (3)
         turned = _turned(G, *Q)
@@ -120,14 +117,10 @@ class Soap(torch.optim.Optimizer):
             own = InnerSoap(self.defaults["lr"], group["betas"], group["eps"], weight_decay=group["weight_decay"])
             for p in (p for p in group["params"] if p.grad is not None):
                 [inner], state, w = own.by_parameter({"p": p.shape}).values(), self.state[p], p.detach().reshape(-1)
-                if not state:
-                    state.update(step=0, moments=inner.init(w)[1:3], turns=inner.init(w)[3:])
-                turns = [
-                    x.to(torch.promote_types(x.dtype, torch.float32)) for x in state["turns"]
-                ]  # as they were before a `load_state_dict`
-                state["step"] += 1
-                before = (w, *state["moments"], *turns)
-                w, *after = inner.step(before, p.grad.reshape(-1), state["step"], float(group["lr"]))
-                state["moments"], state["turns"] = after[:2], after[2:]
+                m, v, *turns = state["accumulators"] if state else inner.init(w)[1:]
+                # `load_state_dict` has given them p's type.
+                turns = [x.to(torch.promote_types(x.dtype, torch.float32)) for x in turns]
+                state["step"], before = state.get("step", 0) + 1, (w, m, v, *turns)
+                w, *state["accumulators"] = inner.step(before, p.grad.reshape(-1), state["step"], float(group["lr"]))
                 p.copy_(w.view_as(p))
         return loss

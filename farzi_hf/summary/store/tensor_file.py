@@ -274,7 +274,8 @@ def _common_divisor(x: Tensor) -> Tensor:
     mantissa, exponent = np.frexp(x.cpu().numpy().astype(np.float64))
     last = np.where(mantissa == 0, 10**4, exponent).min(axis=0, initial=10**4)  # of the smallest number
     shift = np.where(mantissa == 0, 0, exponent - last)
-    found = np.gcd.reduce(np.round(mantissa * 2**24).astype(np.int64) << np.minimum(shift, 36), axis=0)
+    whole = np.round(mantissa * 2**24).astype(np.int64) << np.minimum(shift, 36)
+    found = np.gcd.reduce(whole, axis=0)
     none = (shift.max(axis=0, initial=0) > 36) | (last == 10**4)
     return torch.from_numpy(np.where(none, 0.0, np.ldexp(found.astype(float), last - 24))).to(x)
 
