@@ -8,12 +8,16 @@ the same form, with K h numbers; where `label_dim` is less, the closest labels o
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -26,6 +30,7 @@ from farzi_hf.engine import InnerOptimizer, TrainingState, setting
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.inner_settings import lr_schedule
+from farzi_hf.summary.store.folder import replace_file
 from farzi_hf.summary.teacher import LinearHead, factors_of_rank
 
 _CHUNK = 64  # sequences that a teacher reads at once
@@ -83,12 +88,14 @@ class TeacherTraining:
         steps: of the whole training, if it does not stop early.
         batch_size: real sequences per step.
         count: the number of teachers.
+        kept: a file with the state of the training of the one teacher, from which it goes on; written at each evaluation.
     """
 
     optimizer: InnerOptimizer
     steps: int
     batch_size: int
     count: int = 1
+    kept: Path | None = None
 
     @dataclass(frozen=True)
     class Settings:
@@ -122,7 +129,11 @@ class TeacherTraining:
         state: Parameters | TrainingState = start
         best: TrainingState | None = None
         step, steps, held, lowest, before = 0, self.steps, self.steps - self.steps // 2, math.inf, math.inf
-        with tqdm(None, name, steps, disable=quiet, leave=False, dynamic_ncols=True) as bar:
+        error, began = math.inf, time.perf_counter()
+        if self.kept is not None and self.kept.exists():
+            state, best, (step, steps, held, lowest, before, error, seconds) = self._going_on(start)
+            began -= seconds
+        with tqdm(None, name, steps, initial=step, disable=quiet, leave=False, dynamic_ncols=True) as bar:
             while step < steps:
                 optimizer = replace(self.optimizer, lr_schedule=lr_schedule("warmup_stable_decay", steps))
                 (state,) = train_on(loss, optimizer, state, steps=1, every=1)
@@ -139,11 +150,35 @@ class TeacherTraining:
                 if step <= held:
                     before = lowest
                 bar.set_postfix(validation=f"{lowest:.3f}", step=best.step, refresh=False)
+                if self.kept is not None:
+                    self._keep(state, best, (step, steps, held, lowest, before, error, time.perf_counter() - began))
         if best is None:
             return Trained(state.params, step, None)
         if error - lowest <= _NOISE * (before - lowest):  # the last one
             best, lowest = state, error
         return Trained(best.params, best.step, lowest)
+
+    def _keep(self, state: TrainingState, best: TrainingState, numbers: Sequence[float]) -> None:
+        numbers = torch.tensor([best.step, *numbers], dtype=torch.float64)
+        replace_file(self.kept, partial(save_file, {**state.to_tensors("now"), **best.to_tensors("best"), "numbers": numbers}))
+
+    def _going_on(self, start: Parameters) -> tuple[TrainingState, TrainingState, tuple[float, ...]]:
+        """What `_keep` has written."""
+        try:
+            tensors = load_file(self.kept)
+            best, step, steps, held, *others = tensors["numbers"].tolist()
+            found = (
+                TrainingState.of_tensors(name, tensors, start, self.optimizer, int(x))
+                for name, x in (("now", step), ("best", best))
+            )
+            return *found, (int(step), int(steps), int(held), *others)
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise ValueError(f"{str(self.kept)!r} holds no training that can go on ({error!r}); remove it") from None
+
+
+def seconds_of(kept: Path) -> float:
+    """How long the training whose state is in this file has taken; 0 if there is none."""
+    return float(load_file(kept)["numbers"][-1]) if kept.exists() else 0.0
 
 
 @dataclass(frozen=True)
@@ -153,10 +188,12 @@ class Labelling:
     Args:
         kinds: the models that are to be trained for it.
         given: trained teachers; None if they are to be trained.
+        kept: of the packing, see `TeacherTraining`.
     """
 
     kinds: tuple[Learner, ...]
     given: tuple[PreTrainedModel, ...] | None = None
+    kept: Path | None = None
 
     @classmethod
     def by(cls, teacher: GivenTeachers | UntrainedTeachers | None, learner: Learner) -> Labelling:
@@ -220,7 +257,8 @@ class Labelling:
         facts = {} if teachers[0].trained is None else teachers[0].trained.facts("teacher")
         if farzi.carried is not None:
             [teacher] = teachers
-            packed = settings.make_packing()(farzi, teacher, data, training, settings.storage, settings.seed)
+            packing, training = settings.make_packing(), replace(training, kept=self.kept)
+            packed = packing(farzi, teacher, data, training, settings.storage, settings.seed)
             broadcast(farzi.tensors)
             return facts if packed is None else {**facts, **packed.facts("packing")}
         start = settings.make_start()

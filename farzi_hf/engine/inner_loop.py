@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -107,6 +107,21 @@ class TrainingState:
     def params(self) -> dict[str, Tensor]:
         """The parameters by name. They share memory with `states`."""
         return self.layout.unflatten(weights(self.states))
+
+    def to_tensors(self, name: str) -> dict[str, Tensor]:
+        """Copies of the states, for a file in which this one is called `name`."""
+        return {f"{name}.{group}.{i}": x.clone() for group, state in enumerate(self.states) for i, x in enumerate(state)}
+
+    @classmethod
+    def of_tensors(
+        cls, name: str, tensors: Mapping[str, Tensor], start: dict[str, Tensor], optimizer: InnerOptimizer, step: int
+    ) -> TrainingState:
+        """The inverse, for a training from `start`, whose constants and devices count. Raises KeyError if there is no such state."""
+        layout, found = Layout.of(start, optimizer), []
+        for group, names in enumerate(layout.groups):
+            count = sum(each.startswith(f"{name}.{group}.") for each in tensors)
+            found.append(tuple(tensors[f"{name}.{group}.{i}"].to(start[names[0]].device) for i in range(max(1, count))))
+        return cls(layout, tuple(found), step)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from farzi_hf.data.streams import described
 from farzi_hf.distillation import FarziConfig, FarziTrainer, Learner
 from farzi_hf.distillation.learner import Parameters
 from farzi_hf.distillation.rows import validation_loss
+from farzi_hf.distillation.teacher import seconds_of
 from farzi_hf.engine.devices import portions
 from farzi_hf.report.comparison import Comparison, with_ids
 from farzi_hf.report.tables import save_json
@@ -210,10 +211,11 @@ class Search:
         """The trial of that name: `make()`, or what an earlier start has kept of it under `key`, by default the name."""
         key = key or name
         if key not in self._kept:
-            started = time.perf_counter()
+            started = time.perf_counter() - seconds_of(self._state(key))
             values = make()
             self._kept[key] = as_written({**values, "name": name, "seconds": round(time.perf_counter() - started, 2)})
             save_json({"settings": self.settings, "trials": self._kept}, self.folder / KEPT)
+            self._state(key).unlink(missing_ok=True)
         found = Trial(**numbers_of(self._kept[key]))
         if found in self.trials:  # two stages have asked for it
             return found
@@ -222,6 +224,10 @@ class Search:
         said = "; ".join(filter(None, [found.figure, found.why]))
         self.show(f"[{self.spent / 60:4.1f} min, {left:4.1f} left] {name}: {said}")
         return found
+
+    def _state(self, key: str) -> Path:
+        """Where the training of a trial keeps its state."""
+        return self.folder / f"{key}.safetensors"
 
     @property
     def spent(self) -> float:
@@ -234,7 +240,6 @@ class Search:
         """The settings of a trial, or of the choice. What a trial changes it has asked `_asked` for, unless it measures no choice."""
         settings = {
             "labels": "teacher", "inputs": "drawn", "num_sequences": 64, "sequence_length": self.length, "inner_epsilon": 1e-6, "max_steps": 0,
-            "inner_optimizer": "adam" if self.fixed.get("max_steps") else "soap",
             "teacher_learning_rate": _rate(0.01, learner), "teacher_batch_size": self._rows_a_step, "seed": self.seed,
             "report_to": "none", "eval_students": 1, "disable_tqdm": not sys.stderr.isatty(),
         }  # fmt: skip
@@ -301,9 +306,12 @@ class Search:
         folder = self.folder / f"teacher-{learner['model_type']}-{which}-{steps}"
 
         def make() -> dict[str, Any]:
-            trainer = self.trainer(learner, teacher_steps=steps)
-            started = time.perf_counter()
-            [found] = trainer.labelling.teachers(trainer.real_data, trainer.args.make_teacher_training(), self.seed)
+            trainer, started = (
+                self.trainer(learner, teacher_steps=steps),
+                time.perf_counter() - seconds_of(self._state(folder.name)),
+            )
+            training = replace(trainer.args.make_teacher_training(), kept=self._state(folder.name))
+            [found] = trainer.labelling.teachers(trainer.real_data, training, self.seed)
             seconds = round(time.perf_counter() - started, 2)
             config = self.task.learner_config(learner, self.length)
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
@@ -399,6 +407,7 @@ class Search:
         def make() -> dict[str, Any]:
             model = self._model(teacher)
             trainer = self.trainer(learner, model, **settings)
+            trainer.labelling = replace(trainer.labelling, kept=self._state(folder.name))
             trainer.tune_initialization()
             farzi = trainer.model
             farzi.store_as(settings["storage"])

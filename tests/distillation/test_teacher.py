@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from safetensors.torch import save_file
 from tiny_trainer import tiny_learner
 from transformers import AutoModelForCausalLM, GPT2Config
 
@@ -20,7 +21,7 @@ from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
 from farzi_hf.distillation.learner import whole
 from farzi_hf.distillation.rows import RealData, real_batches, validation_loss
-from farzi_hf.distillation.teacher import Labelling, Teacher, TeacherTraining, label, linear_head
+from farzi_hf.distillation.teacher import Labelling, Teacher, TeacherTraining, label, linear_head, seconds_of
 from farzi_hf.engine import Direct, InnerAdam, InnerAdamW, Reversible, Tape
 from farzi_hf.models.rnn import RNNConfig
 from farzi_hf.summary.initialization import INPUT_SEQUENCES, covering_windows, made_up, real_windows
@@ -135,6 +136,53 @@ def test_the_best_state_is_returned_wherever_it_was():
     assert (later.steps, later.validation) == (8, 3)
     assert (before.steps, before.validation) == (3, 1)
     assert toy([math.inf] * 40).steps == 1
+
+
+@pytest.mark.parametrize("evaluations", [1, 3, 500])
+def test_a_training_that_dies_goes_on_to_the_same_end(evaluations, sequences, tmp_path):
+    learner, few = Learner(tiny_learner(V)), sequences["train"].select(range(8))
+    data = RealData(few, SequenceCollator(), quiet=True, held_out=sequences["validation"])
+    training = TeacherTraining(InnerAdam(0.02, (0.5, 0.999), 1e-4), steps=240, batch_size=8)
+    whole = training.train(learner, data, 1)
+
+    class Mortal(TeacherTraining):
+        def validation(self, learner, data):
+            judge, left = super().validation(learner, data), itertools.repeat(None, evaluations)
+
+            def validation(params):
+                if next(left, "none") == "none":
+                    raise KeyboardInterrupt
+                return judge(params)
+
+            return validation
+
+    kept, dead = tmp_path / "training.safetensors", 0
+    while dead < 100:
+        mortal = Mortal(training.optimizer, 240, 8, kept=kept)
+        before = seconds_of(kept)
+        try:
+            found = mortal.train(learner, data, 1)
+            break
+        except KeyboardInterrupt:
+            dead += 1
+            assert seconds_of(kept) > before
+    assert (dead > 0) == (evaluations < 100)
+    assert (found.steps, found.validation) == (whole.steps, whole.validation)
+    assert all(torch.equal(found.params[name], x) for name, x in whole.params.items())
+    assert mortal.train(learner, data, 1).validation == whole.validation  # it has ended already
+
+
+@pytest.mark.parametrize("content", [b"", b"no tensors", "numbers", "others"])
+def test_a_file_that_holds_no_training_is_named(content, sequences, tmp_path):
+    kept = tmp_path / "training.safetensors"
+    if isinstance(content, bytes):
+        kept.write_bytes(content)
+    else:
+        save_file({content: torch.zeros(8, dtype=torch.float64)}, kept)
+    training = TeacherTraining(InnerAdam(0.02), steps=4, batch_size=8, kept=kept)
+    with pytest.raises(ValueError, match=r"training.safetensors' holds no training that can go on .*; remove it"):
+        training.train(Learner(tiny_learner(V)), RealData(sequences["train"], SequenceCollator(), quiet=True), 1)
+    assert kept.exists()
 
 
 def test_a_teacher_that_learns_rows_by_heart_stops_early(sequences):

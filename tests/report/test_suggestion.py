@@ -12,6 +12,7 @@ from tiny_recipes import small_interactions, small_text
 
 from farzi_hf import FarziConfig, FarziTrainer, LanguageModeling, Recommendation, suggest
 from farzi_hf.data import tokenize, word_tokenizer
+from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.report import suggestion
 from farzi_hf.report.suggestion import _PACKINGS, Search
 from farzi_hf.report.trials import Trial, leaderboard
@@ -91,6 +92,31 @@ def test_a_second_start_repeats_no_trial(text, tmp_path, monkeypatch):
     assert second.trials == first.trials
     assert second.summary.fingerprint() == first.summary.fingerprint()
     assert leaderboard(first.trials).count("\n") == len(first.trials) + 1
+
+
+def test_a_search_that_dies_in_a_training_goes_on_in_it(text, tmp_path, monkeypatch):
+    """Of teachers and packings there is a state at each evaluation."""
+    whole = search(text, tmp_path / "whole", learner=GPT2).run()
+    deaths, kept, keep = [], [], TeacherTraining._keep
+
+    def dies(self, state, best, numbers):
+        keep(self, state, best, numbers)
+        kept.append(self.kept.stem)
+        if kept.count(kept[-1]) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(TeacherTraining, "_keep", dies)
+    for _ in range(20):
+        try:
+            found = search(text, tmp_path / "dies", learner=GPT2).run()
+            break
+        except KeyboardInterrupt:
+            deaths.append(kept[-1])
+    assert any("coded" in name for name in deaths)
+    assert any("coded" not in name for name in deaths)
+    assert found.summary.fingerprint() == whole.summary.fingerprint()
+    assert [trial.error for trial in found.trials if trial.error] == [trial.error for trial in whole.trials if trial.error]
+    assert not [*(tmp_path / "dies").glob("*.safetensors")]
 
 
 def test_other_settings_or_data_are_other_trials(text, tmp_path, monkeypatch):

@@ -15,7 +15,6 @@ from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Parts
 from farzi_hf.distillation.trajectories import Starts, random_starts
 from farzi_hf.engine import TrainingState, setting
-from farzi_hf.engine.inner_loop import Layout
 from farzi_hf.summary.forms import Tensors, device_of
 
 
@@ -151,8 +150,7 @@ class LearnerPool:
         members = torch.tensor([*zip(self._generations, steps, strict=True)])
         tensors = {"turn": torch.tensor(self._turn), "members": members}
         for place, state in enumerate(self._states):
-            for group, buffers in enumerate(state.states if state else ()):
-                tensors |= {f"{place}.{group}.{i}": x.clone() for i, x in enumerate(buffers)}
+            tensors |= state.to_tensors(str(place)) if state else {}
         return tensors
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], learner: Learner, device: Any) -> None:
@@ -163,7 +161,4 @@ class LearnerPool:
             if step >= 0:
                 seed = derive(self.seed, Purpose.POOL_LEARNER, place, generation)
                 start, optimizer = self.starts(learner, seed, device), self.training.optimizer_for(learner, 1)
-                layout = Layout.of(start, optimizer)  # with the constants of this learner
-                names = ([f"{place}.{i}.{j}" for j in range(optimizer.fields)] for i in range(len(layout.groups)))
-                states = tuple(tuple(tensors[name].to(device) for name in state) for state in names)
-                self._states[place] = TrainingState(layout, states, step)
+                self._states[place] = TrainingState.of_tensors(str(place), tensors, start, optimizer, step)
