@@ -92,7 +92,9 @@ class FarziConfig(TrainingArguments):
     inputs: str | None = setting(None, f"what it reads; {_by_labels('inputs')}", table=INPUTS)
     storage: str | None = setting(None, f"how the finished summary is stored; {_by_labels('storage')}", table=STORAGES)
 
-    inner_optimizer: str = setting("adam", "of the learners", table=OPTIMIZERS)
+    inner_optimizer: str | None = setting(
+        None, f"of the learners; {_by_labels('inner_optimizer')}, adam where there are outer steps", table=OPTIMIZERS
+    )  # fmt: skip
     inner_lr_scheduler_type: str | None = setting(
         None, f"how the inner learning rate falls over the T steps; {_by_labels('inner_lr_scheduler_type')}", table=LR_SCHEDULES
     )  # fmt: skip
@@ -129,6 +131,8 @@ class FarziConfig(TrainingArguments):
             self.labels = "own" if self.inputs in OwnLabels.inputs else "teacher"
         if self.max_steps is None and self.num_train_epochs > 0:
             self.max_steps = -1
+        if self.inner_optimizer is None and self.max_steps:  # which need its derivative
+            self.inner_optimizer = "adam"
         for name, value in self.defaults.items():
             if getattr(self, name) is None:
                 setattr(self, name, copy.copy(value))

@@ -125,7 +125,7 @@ class WrittenInputs(DrawnInputs):
 
 _BY_OUTER_STEPS = {
     "inner_steps": 100, "inner_learning_rate": 0.02, "inner_betas": [0.7, 0.999], "inner_lr_scheduler_type": "constant",
-    "storage": "exact", "max_steps": 400,
+    "storage": "exact", "max_steps": 400, "inner_optimizer": "adam",
 }  # fmt: skip
 
 
@@ -177,7 +177,7 @@ class TeacherLabels(Form):
     # Made-up rows do not run out, so large steps pay; an Adam with a short memory needs few. Measured on Penn Treebank (recipes/LOG.md).
     defaults: ClassVar = {
         "inner_steps": 300, "inner_learning_rate": 0.03, "inner_betas": [0.7, 0.95], "inner_lr_scheduler_type": "warmup_stable_decay",
-        "synthetic_batch_size": 40, "storage": "coded5", "max_steps": 0, "inputs": "drawn",
+        "synthetic_batch_size": 40, "storage": "coded5", "max_steps": 0, "inputs": "drawn", "inner_optimizer": "soap",
     }  # fmt: skip
     row_without_steps = "packed teacher, {inputs}"
     row_of_start = "packed teacher, {inputs} (0 outer steps)"

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _DEFAULTS = TeacherLabels.defaults
 STUDENTS_OF_A_TEACHER: dict[str, Any] = {
-    "optimizer": "adam", "lr": _DEFAULTS["inner_learning_rate"], "betas": _DEFAULTS["inner_betas"], "eps": 1e-6,
+    "optimizer": _DEFAULTS["inner_optimizer"], "lr": _DEFAULTS["inner_learning_rate"], "betas": _DEFAULTS["inner_betas"], "eps": 1e-6,
     "steps": _DEFAULTS["inner_steps"], "lr_scheduler_type": _DEFAULTS["inner_lr_scheduler_type"],
     "synthetic_batch_size": _DEFAULTS["synthetic_batch_size"],
 }  # fmt: skip
