@@ -226,8 +226,7 @@ class Students:
         own, training, config = list(self.learner.model.parameters()), self.training, self.farzi.config
         logits = (training.batch_size or config.num_sequences) * config.sequence_length * self.learner.vocab_size
         most = min(portions(own[0]).learners, portions(own[0]).block // max(logits, sum(x.numel() for x in own)))
-        alone = training.torch_compile or training.optimizer.max_grad_norm is not None or not training.optimizer.elementwise
-        alone = alone or not all(x.requires_grad for x in own)
+        alone = training.torch_compile or training.optimizer.of_stacks() is None or not all(x.requires_grad for x in own)
         size = 1 if alone else max(1, most)
         for some in (range(first, min(first + size, count)) for first in range(0, count, size)):
             yield from self._together(some) if len(some) > 1 else map(self.on_summary, some)
@@ -246,8 +245,9 @@ class Students:
             return torch.vmap(each)(params, read.to(self.device, non_blocking=True)).sum()
 
         start = {name: torch.stack([each[name] for each in starts]) for name in starts[0]}
+        optimizer = training.optimizer_for(learner, self.steps).of_stacks()
         try:
-            theta = train(loss, start, (), optimizer=training.optimizer_for(learner, self.steps), steps=self.steps).params
+            theta = train(loss, start, (), optimizer=optimizer, steps=self.steps).params
         except RuntimeError as error:  # of torch.vmap, or out of memory
             logging.getLogger(__name__).warning("Students train one after the other, not together: %s", reason(error))
             return map(self.on_summary, numbers)

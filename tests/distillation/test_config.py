@@ -15,7 +15,7 @@ from farzi_hf import engine
 from farzi_hf.distillation import random_starts
 from farzi_hf.distillation.config import UNSUPPORTED, FarziConfig
 from farzi_hf.distillation.settings import made, settings_of, with_settings
-from farzi_hf.engine import InnerAdam, InnerAdamW, InnerSGD, Tape, setting
+from farzi_hf.engine import OPTIMIZERS, InnerAdam, InnerAdamW, InnerSGD, Tape, setting
 from farzi_hf.summary.inner_settings import inner_optimizer
 
 # Nothing here is a default, so that every one of them has to travel.
@@ -204,6 +204,27 @@ def test_a_field_of_another_type_is_named(settings):
 
 
 # -- what the fields make --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "optimizer"),
+    [
+        ({}, "soap"), ({"labels": "teacher", "inputs": "written"}, "soap"), ({"labels": "teacher", "max_steps": 3}, "adam"),
+        ({"labels": "teacher", "num_train_epochs": 1}, "adam"), ({"labels": "own", "max_steps": 0}, "adam"), ({"labels": "shared"}, "adam"),
+        ({"labels": "teacher", "inner_optimizer": "adamw"}, "adamw"),
+    ],
+)  # fmt: skip
+def test_students_of_a_carried_teacher_have_soap_unless_outer_steps_need_a_derivative(given, optimizer):
+    args = FarziConfig("out", use_cpu=True, **given)
+    assert args.inner_optimizer == args.inner_settings()["optimizer"] == optimizer
+    assert isinstance(args.make_training().optimizer, OPTIMIZERS[optimizer])
+
+
+def test_outer_steps_with_an_optimizer_that_has_no_derivative_are_refused():
+    with pytest.raises(
+        ValueError, match=r"inner_optimizer='soap' has no derivative.* give max_steps=0, or inner_optimizer='adam'"
+    ):
+        FarziConfig("out", use_cpu=True, labels="teacher", inner_optimizer="soap", max_steps=3)
 
 
 def test_an_inner_optimizer_gets_its_settings_and_no_others():

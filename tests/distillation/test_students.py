@@ -151,6 +151,7 @@ FORMS = {
     "minibatches": {},
     "all rows": {"synthetic_batch_size": None},
     "ids": {"labels": "own", "inputs": "tokens", "label_dim": 4},
+    "a carried teacher": {"labels": "teacher", "inputs": "drawn", "max_steps": 0, "storage": "exact", "inner_optimizer": "soap"},
 }
 
 

@@ -59,6 +59,23 @@ def test_a_step_is_that_of_the_equations(shape, sides):
     torch.testing.assert_close(state[0].view(shape), plain_soap(gradients, w, sides), rtol=1e-9, atol=1e-9)
 
 
+def test_stacked_learners_have_the_steps_that_each_has_alone():
+    torch.manual_seed(0)
+    shapes = {"matrix": (6, 4), "tall": (1030, 3), "0.bias": (5,), "2.bias": (), "column": (5, 1)}
+    starts, pulls = ({name: torch.randn(*count, *shape).double() for name, shape in shapes.items()} for count in ((3,), (3, 25)))
+
+    def loss(params: dict[str, Tensor], _: tuple, step: int) -> Tensor:
+        return sum((x * pulls[name][:, step - 1]).sum() for name, x in params.items())
+
+    together = train(loss, starts, (), optimizer=SOAP.of_stacks(), steps=25).params
+    for i in range(3):
+        alone = {name: x[i] for name, x in starts.items()}
+        own = lambda params, _, step, i=i: sum((x * pulls[name][i, step - 1]).sum() for name, x in params.items())  # noqa: E731
+        for name, x in train(own, alone, (), optimizer=SOAP, steps=25).params.items():
+            torch.testing.assert_close(together[name][i], x, rtol=1e-10, atol=1e-12)
+    assert InnerSoap(LR, max_grad_norm=1.0).of_stacks() is None
+
+
 def test_vectors_and_what_is_too_wide_have_adam():
     shapes = {"0.bias": torch.Size([5]), "2.bias": torch.Size([]), "column": torch.Size([5, 1]), "wide": torch.Size([2000, 3000])}
     own = SOAP.by_parameter({**shapes, "matrix": torch.Size([2000, 8]), "deep": torch.Size([3, 4, 5])})

@@ -97,6 +97,11 @@ class InnerOptimizer(ABC):
         """The same optimizer that does not decay these parameters, if it can make a difference between parameters."""
         return self
 
+    def of_stacks(self) -> InnerOptimizer | None:
+        """The optimizer of several learners, whose parameters are stacked along a new first dimension, each with its own update; None: there is
+        none."""
+        return self if self.elementwise and self.max_grad_norm is None else None
+
     def clip(self, g: State) -> State:
         """The clipped gradient, differentiable; `g` are the flat buffers of all parameters."""
         if self.max_grad_norm is None:

@@ -37,22 +37,28 @@ class InnerSoap(InnerAdamW):
     matrix of one row or column. The last dimension of a tensor is its columns, and all others are its rows.
 
     Args:
-        shape: of the one parameter, (r, c); see `by_parameter`, which gives it.
+        shape: of the one parameter, (r, c), or (K, r, c) of K learners; see `by_parameter`, which gives it.
+        stacked: whether parameters are those of K learners, stacked along the first dimension.
     """
 
     elementwise: ClassVar[bool] = False
 
     shape: tuple[int, ...] = ()
+    stacked: bool = False
 
     def by_parameter(self, shapes: Mapping[str, torch.Size]) -> dict[str, InnerOptimizer]:
         adam = InnerAdamW(**{each.name: getattr(self, each.name) for each in fields(InnerAdamW)})
         found: dict[str, InnerOptimizer] = {}
         for name, own in adam.by_parameter(shapes).items():
-            rows, columns = math.prod(shapes[name][:-1]), math.prod(shapes[name][-1:])
+            learners, each = shapes[name][: int(self.stacked)], shapes[name][int(self.stacked) :]
+            rows, columns = math.prod(each[:-1]), math.prod(each[-1:])
             if 1 < min(rows, columns) <= _MOST:
-                own = replace(self, weight_decay=own.weight_decay, no_decay=(), shape=(rows, columns))
+                own = replace(self, weight_decay=own.weight_decay, no_decay=(), shape=(*learners, rows, columns))
             found[name] = own
         return found
+
+    def of_stacks(self) -> InnerOptimizer | None:
+        return replace(self, stacked=True) if self.max_grad_norm is None else None
 
     @property
     def stock_class(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
@@ -64,28 +70,30 @@ class InnerSoap(InnerAdamW):
 
     @property
     def _sides(self) -> list[int]:
-        return [side for side in (0, 1) if self.shape[side] <= min(_MOST, _LONGER * self.shape[1 - side])]
+        return [side for side in (-2, -1) if self.shape[side] <= min(_MOST, _LONGER * self.shape[-3 - side])]
 
     def init(self, w: Tensor) -> State:
         how = {"dtype": torch.promote_types(w.dtype, torch.float32), "device": w.device}
-        sizes = [self.shape[side] for side in self._sides]
-        return *super().init(w), *(x for n in sizes for x in (torch.zeros(n, n, **how), torch.eye(n, **how)))
+        starts = [torch.eye(self.shape[side], **how).expand(*self.shape[:-2], -1, -1) for side in self._sides]
+        return *super().init(w), *(x for Q in starts for x in (torch.zeros_like(Q), Q.clone()))
 
     def step(self, state: State, g: Tensor, t: int, lr: float, out: State | None = None) -> State:
         (w, m, v, *turns), out = state, out or tuple(map(torch.empty_like, state))
         (beta1, beta2), (a, e, _), like = self.betas, self._corrected(t, lr), turns[0]
-        G, Q = g.view(self.shape).to(like), [None, None]
+        G, Q = g.view(self.shape).to(like), {}
         for i, side in enumerate(self._sides):
-            C, last, X = turns[2 * i], turns[2 * i + 1], G if side else G.mT  # C is R or L, and Q is Q or P
+            C, last, X = turns[2 * i], turns[2 * i + 1], G if side == -1 else G.mT  # C is R or L, and Q is Q or P
             C = torch.lerp(C, X.mT @ X, 1 - beta2 if t > 1 else 1.0, out=out[3 + 2 * i])  # (1)
             turns_now = t <= _EVERY or t % _EVERY == 0
-            Q[side] = torch.linalg.qr(C @ last + (_RIDGE / len(C)) * C.trace() * last).Q if turns_now else last  # (2)
+            ridge = _RIDGE * C.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+            Q[side] = torch.linalg.qr(C @ last + ridge * last).Q if turns_now else last  # (2)
             out[4 + 2 * i].copy_(Q[side])
         m = torch.lerp(m, g, 1 - beta1, out=out[1])  # (3)
-        turned = _turned(G, *Q)
+        P, Q = Q.get(-2), Q.get(-1)
+        turned = _turned(G, P, Q)
         v = torch.addcmul(v.view(self.shape).to(like) * beta2, turned, turned, value=1 - beta2)  # (4)
-        move = _turned(m.view(self.shape).to(like), *Q).div_(root(v).add_(e))
-        back = _turned(move, *(None if x is None else x.mT for x in Q))
+        move = _turned(m.view(self.shape).to(like), P, Q).div_(root(v).add_(e))
+        back = _turned(move, *(None if x is None else x.mT for x in (P, Q)))
         w = torch.mul(w, self.shrinkage(lr), out=out[0]).sub_(back.flatten().to(w), alpha=a)  # (5)
         out[2].copy_(v.flatten())
         return w, m, *out[2:]
