@@ -1,7 +1,6 @@
 """Attribution: which training sequences made a model do well on those test sequences?
 
-`attribute` answers it for a stock Trainer. This room imports engine, data, models, summary and distillation. It exports the exact influence
-of each sequence through a whole training, and the training as a function of the sequences' weights.
+`attribute` answers it for a stock Trainer. This room imports engine, data, models, summary and distillation.
 """
 
 from farzi_hf.attribution.attribution import Attribution, attribute

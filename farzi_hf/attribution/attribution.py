@@ -108,10 +108,9 @@ class Attribution:
         pairs = [(x.double(), theirs[name].detach().to(x.device).double()) for name, x in self.params.items()]
         far = float((sum((a - b).square().sum() for a, b in pairs) / sum(b.square().sum() for _, b in pairs)).sqrt())
         if not far <= tolerance:
-            raise ValueError(
-                f"model differs from the replayed training by {far:.2g} of its size, more than tolerance={tolerance}: give attribute() a "
-                "Trainer with the same model, arguments, data and seeds"
-            )
+            remedy = "give attribute() a Trainer with the same model, arguments, data and seeds"
+            size = f"{far:.2g} of its size, more than tolerance={tolerance}"
+            raise ValueError(f"model differs from the replayed training by {size}: {remedy}")
         return far
 
     def plot(self) -> Any:

@@ -54,8 +54,7 @@ class Replay(RowTraining):
         """
         args, model = trainer.args, trainer.model
         _refuse(trainer.state.global_step > 0, "it has trained already; make a new Trainer with the untrained model")
-        endless = not hasattr(trainer.train_dataset, "__len__")
-        _refuse(endless, "its train_dataset has no length; give rows with numbers")
+        _refuse(not hasattr(trainer.train_dataset, "__len__"), "its train_dataset has no length; give rows with numbers")
         _refuse(args.n_gpu > 1, "several devices share its batches; launch a process for each, or run it on one")
         _refuse(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled, "its model is in pieces; leave out FSDP and DeepSpeed")
         apart = args.world_size > 1 and not args.average_tokens_across_devices
@@ -135,15 +134,10 @@ class Replay(RowTraining):
             if (of_trainer(True) - ours).norm() <= tolerance:
                 return ours
             drops = [name for name, x in model.named_modules() if getattr(x, "p", 0) and isinstance(x, nn.Dropout)]
-            _refuse(
-                (of_trainer(False) - ours).norm() <= tolerance,
-                f"its model has dropout; set it to 0 in the model's config, and lora_dropout ({', '.join(drops):.200})",
-            )
-        _refuse(
-            True,
-            "its first gradient is not that of the mean cross-entropy of each next token; leave out label smoothing, NEFTune, random rows "
-            "or collators, and losses or inputs of your own",
-        )
+            dropped = (of_trainer(False) - ours).norm() <= tolerance
+        _refuse(dropped, f"its model has dropout; set it to 0 in the model's config, and lora_dropout ({', '.join(drops):.200})")
+        causes = "label smoothing, NEFTune, random rows or collators, and losses or inputs of your own"
+        _refuse(True, f"its first gradient is not that of the mean cross-entropy of each next token; leave out {causes}")
 
 
 def _refuse(applies: bool, reason: str) -> None:

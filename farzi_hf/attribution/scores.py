@@ -59,10 +59,9 @@ def influence(training: RowTraining, test: Test, *, weights: Tensor | None = Non
         _, found = gradients(losses, training.loss, training.start, (w,), adjoint=adjoint, **how)
     found = torch.stack([dw for (dw,) in found]).neg_().view(*shape, *w.shape)
     if not bool(found.isfinite().all()):
-        raise FloatingPointError(
-            f"the influence is not finite after {training.steps} steps with optimizer={training.optimizer}: the training or its "
-            "derivative diverged; give a smaller learning rate, or Adam a larger eps"
-        )
+        after = f"{training.steps} steps with optimizer={training.optimizer}"
+        why = "the training or its derivative diverged; give a smaller learning rate, or Adam a larger eps"
+        raise FloatingPointError(f"the influence is not finite after {after}: {why}")
     return found
 
 

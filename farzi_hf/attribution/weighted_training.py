@@ -94,14 +94,12 @@ class WeightedTraining(RowTraining):
             raise ValueError(f"batches names the rows {low} to {high}, but rows has 0 to {self.num_rows - 1}")
         predicted = (self.rows["labels"][:, 1:] != IGNORED).sum(1)
         if (empty := (predicted[self.batches] == 0).all(1)).any():
-            raise ValueError(
-                f"batches[{int(empty.nonzero()[0])}] has only rows without a label to predict; leave out rows whose labels are all {IGNORED}"
-            )
+            remedy = f"leave out rows whose labels are all {IGNORED}"
+            raise ValueError(f"batches[{int(empty.nonzero()[0])}] has only rows without a label to predict; {remedy}")
         mask = self.rows.get("attention_mask")
         if mask is not None and (rising := (mask[:, 1:] > mask[:, :-1]).any(1)).any():
-            raise ValueError(
-                f"rows['attention_mask'][{int(rising.nonzero()[0])}] has padding before an id; pad on the right, as SequenceCollator does"
-            )
+            remedy = "pad on the right, as SequenceCollator does"
+            raise ValueError(f"rows['attention_mask'][{int(rising.nonzero()[0])}] has padding before an id; {remedy}")
         if self.torch_compile:  # code for a training of T steps is code for all others
             torch._dynamo.maybe_mark_dynamic(self.batches, 0)
 
@@ -137,8 +135,7 @@ def check_batch(name: str, batch: Mapping[str, Tensor], vocab_size: int) -> None
     odd = {column: tuple(x.shape) for column, x in batch.items() if x.shape != shape}
     if odd or len(shape) != 2:
         raise ValueError(f"{name} has the shapes {odd or tuple(shape)}; give every column as (n, L), as collators do")
-    for column in ("input_ids", "labels"):
-        ids = batch[column]
-        unused = (ids == IGNORED) if column == "labels" else torch.zeros_like(ids, dtype=torch.bool)
-        if len(outside := ids[((ids < 0) | (ids >= vocab_size)) & ~unused]):
+    labels = batch["labels"]
+    for column, ids in (("input_ids", batch["input_ids"]), ("labels", labels[labels != IGNORED])):
+        if len(outside := ids[(ids < 0) | (ids >= vocab_size)]):
             raise ValueError(f"{name}[{column!r}] holds the id {int(outside[0])}, outside 0 … {vocab_size - 1}")

@@ -15,7 +15,7 @@ from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
 from shutil import get_terminal_size
-from textwrap import TextWrapper
+from textwrap import fill
 
 __all__ = ["COMMANDS", "main"]
 COMMANDS = {
@@ -46,11 +46,8 @@ commands:
 
 def wrapped(screen: str, indent: int = 30) -> str:
     """A help screen, whose lines are broken at the terminal's width; those of arguments go on in column `indent`."""
-    wrapper = TextWrapper(max(2 * indent, get_terminal_size().columns), break_on_hyphens=False)
-    lines = []
-    for line in screen.splitlines():
-        wrapper.subsequent_indent = " " * indent * line.startswith("  ")
-        lines.append(wrapper.fill(line))
+    how = {"width": max(2 * indent, get_terminal_size().columns), "break_on_hyphens": False}
+    lines = (fill(line, subsequent_indent=" " * indent * line.startswith("  "), **how) for line in screen.splitlines())
     return "\n".join(lines)
 
 

@@ -77,12 +77,10 @@ def help_screen(types: Sequence[type], default_config: Path, usage: str | None =
 
 def example_configs() -> dict[str, Path]:
     """Example configs by name, from the installed distribution. If the package is not installed, from its checkout."""
+    installed, folder = [], Path(__file__).resolve().parents[2] / "recipes" / "configs"
     with suppress(PackageNotFoundError):
-        installed = [file.locate() for file in files("farzi-hf") or [] if file.match("share/farzi_hf/configs/*.yaml")]
-        if installed:
-            return {Path(path).stem: Path(path) for path in sorted(installed)}
-    folder = Path(__file__).resolve().parents[2] / "recipes" / "configs"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}  # those of other recipes are in folders
+        installed = [Path(file.locate()) for file in files("farzi-hf") or [] if file.match("share/farzi_hf/configs/*.yaml")]
+    return {path.stem: path for path in sorted(installed or folder.glob("*.yaml"))}  # those of other recipes are in folders
 
 
 def read_yaml(path: Path, known: set[str]) -> dict[str, Any]:

@@ -58,13 +58,10 @@ class FrontDoor:
         self.options, rest = HfArgumentParser(Options, allow_abbrev=False).parse_args_into_dataclasses(list(argv[1:]), **how)
         self.settings, self._args = parse_arguments((RunSettings, FarziConfig), None, ["--dataset", argv[0], *rest])
         named = {word[2:].partition("=")[0] for word in rest if word.startswith("--")}
-        ours = [f.name for f in fields(FarziConfig) if f.name in named - {"output_dir", "seed"}]
-        fixed = {name: getattr(self._args, name) for name in ours}
+        fixed = {f.name: getattr(self._args, f.name) for f in fields(FarziConfig) if f.name in named - {"output_dir", "seed"}}
         if self._args.world_size > 1:
-            raise ValueError(
-                f"{self._args.world_size} processes would all make the trials; choose with farzi suggest DATA > config.yaml, and launch farzi "
-                "distil config.yaml"
-            )
+            remedy = "choose with farzi suggest DATA > config.yaml, and launch farzi distil config.yaml"
+            raise ValueError(f"{self._args.world_size} processes would all make the trials; {remedy}")
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
         self.data = self.settings.load()
@@ -111,9 +108,8 @@ class FrontDoor:
         """The folder that the user names, if it is free or has trials of this very command."""
         folder = Path(self._args.output_dir)
         if is_taken(folder) and not self._is_ours(folder):
-            raise ValueError(
-                f"output_dir={str(folder)!r} is not empty, and has no trials of these data with these settings: choose another folder"
-            )
+            what = "is not empty, and has no trials of these data with these settings"
+            raise ValueError(f"output_dir={str(folder)!r} {what}: choose another folder")
         return folder
 
     def _free_folder(self, name: str) -> Path:

@@ -41,11 +41,10 @@ def ends_in_one_line(script: str, *more: type[Exception]) -> Iterator[None]:
 
 def summary_at(name: str) -> str:
     """The summary in the folder of a run, `summary/` or `split-0/summary/`; any other folder or repository as it is."""
-    if not Path(name, "config.json").exists():
-        for place in (Path(name, "summary"), Path(name, "split-0", "summary")):
-            if (place / "config.json").is_file():
-                return str(place)
-    return name
+    if Path(name, "config.json").exists():
+        return name
+    places = (Path(name, "summary"), Path(name, "split-0", "summary"))
+    return next((str(place) for place in places if (place / "config.json").is_file()), name)
 
 
 def run(main: Callable[[], None], name: str | None = None) -> None:

@@ -1,7 +1,6 @@
 """Data: readers of text and of interactions, the embedded samples, vocabularies, sequences of ids and their windows.
 
 All data become sequences of ids in a `datasets.Dataset` with the column `input_ids`. This room imports nothing of ours.
-Exports the readers (`load_ptb`, `load_interactions`, …), `tokenize`, the windows, the collators, the checks of sequences and `vocabulary_of`.
 """
 
 from farzi_hf.data.files import DataUnavailableError

@@ -190,9 +190,8 @@ def _filled(column: pa.ChunkedArray, name: str, role: str, source: Any) -> pa.Ch
         column = column.cast(pa.large_string())
         empty = pc.fill_null(pc.equal(column, ""), True)
     if count := pc.sum(empty).as_py():
-        raise ValueError(
-            f"{source}: column {name!r} has {count} empty values in {len(column)} rows, the first in row {pc.index(empty, True)} (counted from 0)"
-        )
+        first = f"the first in row {pc.index(empty, True)} (counted from 0)"
+        raise ValueError(f"{source}: column {name!r} has {count} empty values in {len(column)} rows, {first}")
     if role != "timestamp" and not (pa.types.is_large_string(column.type) or pa.types.is_integer(column.type)):
         raise ValueError(f"{source}: column {name!r} is of type {column.type}: give ids as integers or text")
     return column

@@ -5,12 +5,11 @@ Each reader returns an Arrow table, of which `data.interactions` makes sequences
 """
 
 import contextlib
+import csv as plain_csv
 import io
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from csv import Error as csv_error
-from csv import reader as csv_lines
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -82,10 +81,10 @@ def first_line(path: Path) -> list[str]:
     try:
         with opened(path, errors="surrogateescape", newline="") as file:
             text = io.StringIO(file.read(1 << 20), newline="")
-        cells = next(filter(None, csv_lines(text, delimiter=delimiter_of(path))))
+        cells = next(filter(None, plain_csv.reader(text, delimiter=delimiter_of(path))))
         "".join(cells).encode()
         return cells
-    except (csv_error, UnicodeError, OSError, StopIteration) as error:
+    except (plain_csv.Error, UnicodeError, OSError, StopIteration) as error:
         why = "it is empty" if isinstance(error, StopIteration) else reason(error)
         raise ValueError(f"{path} does not hold a header and lines as long as it ({why})") from None
 
@@ -111,9 +110,8 @@ def read_own(data: Any, data_dir: str | Path | None = None, given: Given = NONE,
     try:
         table = load_dataset(data, **hub).with_format("arrow")[:]
     except Exception as error:  # any failure means the same here: no such data set within reach
-        raise DataUnavailableError(
-            f"name={data!r} is none of {', '.join(SOURCES)}, no file, and not on the Hub: {reason(error)}"
-        ) from error
+        known = ", ".join(SOURCES)
+        raise DataUnavailableError(f"name={data!r} is none of {known}, no file, and not on the Hub: {reason(error)}") from error
     return _chosen(table, data, given)
 
 

@@ -15,7 +15,6 @@ then they watch a random part of anything. So the last item tells the next one, 
 """
 
 import random
-from itertools import accumulate
 
 import numpy as np
 
@@ -73,7 +72,6 @@ class SampleGrammar:
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
-        self._weights = {n: list(accumulate(1 / rank for rank in range(1, n + 1))) for n in range(1, 32)}
 
     def sentence(self) -> list[str]:
         """One sentence, a list of 4 to about 40 words with its closing ``.`` or ``?``."""
@@ -92,7 +90,7 @@ class SampleGrammar:
         return [*speaker, "say" if agreement == "p" else "says", "that", *self._clause(topic), "."]
 
     def _pick(self, options: tuple):
-        return self._random.choices(options, cum_weights=self._weights[len(options)])[0]
+        return self._random.choices(options, [1 / rank for rank in range(1, len(options) + 1)])[0]
 
     def _chance(self, probability: float) -> bool:
         return self._random.random() < probability

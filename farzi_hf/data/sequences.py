@@ -54,10 +54,9 @@ def check_sequences(dataset: Dataset, vocab_size: int) -> None:
     if len(lengths) == 0:
         raise ValueError("dataset is empty: pass at least one sequence.")
     if lengths.min() < 2:
-        row = int(lengths.argmin())
-        raise ValueError(
-            f"dataset['input_ids'][{row}] has {lengths[row]} ids ({int((lengths < 2).sum())} rows are as short): filter out those below 2."
-        )
+        row, short = int(lengths.argmin()), int((lengths < 2).sum())
+        found = f"{lengths[row]} ids ({short} rows are as short)"
+        raise ValueError(f"dataset['input_ids'][{row}] has {found}: filter out those below 2.")
     check_ids(dataset, vocab_size)
 
 
@@ -67,9 +66,8 @@ def check_ids(dataset: Dataset, vocab_size: int) -> None:
     outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if len(outside):
         row = int(np.searchsorted(np.cumsum(lengths), outside[0], side="right"))
-        raise ValueError(
-            f"dataset['input_ids'][{row}] holds id {ids[outside[0]]}, outside 0 … {vocab_size - 1} for vocab_size={vocab_size}: use its tokenizer."
-        )
+        allowed = f"0 … {vocab_size - 1} for vocab_size={vocab_size}"
+        raise ValueError(f"dataset['input_ids'][{row}] holds id {ids[outside[0]]}, outside {allowed}: use its tokenizer.")
 
 
 SAMPLED_IDS = 4_000_000
@@ -236,12 +234,11 @@ class SequenceCollator:
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         if not isinstance(rows[0], Mapping):
             raise TypeError(f'rows[0] is a {type(rows[0]).__name__}: give rows such as {{"input_ids": [5, 7]}}')
-        names = ["input_ids", *(name for name in _FILL if name in rows[0])]
-        given = {name: [torch.as_tensor(row[name], dtype=torch.long) for row in rows] for name in names}
-        ids = given.pop("input_ids")
-        columns = {"attention_mask": [torch.ones_like(x) for x in ids], **given}
-        batch = {name: pad_sequence(column, True, _FILL[name]) for name, column in columns.items()}
-        batch = {"input_ids": pad_sequence(ids, True, self.padding_id or 0), **batch}
+        fill = {"input_ids": self.padding_id or 0, **_FILL}
+        given = {name: [torch.as_tensor(row[name], dtype=torch.long) for row in rows] for name in fill if name in rows[0]}
+        ids = given["input_ids"]
+        columns = {"input_ids": ids, "attention_mask": [torch.ones_like(x) for x in ids], **given}
+        batch = {name: pad_sequence(column, True, fill[name]) for name, column in columns.items()}
         unpredicted = batch["attention_mask"] == 0
         if "labels" not in given and self.padding_id is not None:
             unpredicted |= batch["input_ids"] == self.padding_id

@@ -57,9 +57,8 @@ def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
         files = {split: f"{folder}/penn_treebank/{split}/*.parquet" for split in SPLITS}
         return load_dataset("parquet", data_files=files).rename_column("sentence", "text")
     except Exception as error:  # any failure (no network, a proxy's answer, a moved repository) means the same here
-        raise DataUnavailableError(
-            f"Penn Treebank cannot be reached: pass --data_dir FOLDER with {', '.join(_PTB_FILES.values())}, or --dataset sample."
-        ) from error
+        remedy = f"pass --data_dir FOLDER with {', '.join(_PTB_FILES.values())}, or --dataset sample"
+        raise DataUnavailableError(f"Penn Treebank cannot be reached: {remedy}.") from error
 
 
 def _lines(path: Path) -> list[str]:
@@ -225,9 +224,8 @@ def tokenize(dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_lengt
         TypeError: there are no splits, or one of them is a stream.
     """
     if not isinstance(dataset, Mapping) or not all(isinstance(split, Dataset) for split in dataset.values()):
-        raise TypeError(
-            f"dataset is a {type(dataset).__name__}: pass a DatasetDict, such as DatasetDict(train=dataset); of a stream, map the tokenizer."
-        )
+        remedy = "pass a DatasetDict, such as DatasetDict(train=dataset); of a stream, map the tokenizer"
+        raise TypeError(f"dataset is a {type(dataset).__name__}: {remedy}.")
     if max_length is not None and max_length < 2:
         raise ValueError(f"max_length={max_length} leaves nothing to predict: pass 2 or more, or None.")
     return DatasetDict({name: _tokenize_split(name, split, tokenizer, max_length) for name, split in dataset.items()})

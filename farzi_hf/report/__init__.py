@@ -1,7 +1,6 @@
 """Reports: students on summaries and on real data, the rows and tables made of them, and figures.
 
-This room imports all rooms before it. Recipes and the command line use it. Exports `suggest`, `compare` with its `Verdict`, `Comparison` with its
-rows, the data sets by name, and how tables are written. `report.plots` has the figures.
+This room imports all rooms before it. Recipes and the command line use it. `report.plots` has the figures.
 """
 
 from farzi_hf.report.comparison import Comparison, Measured, Student, pooled_row, pooled_rows

@@ -164,8 +164,7 @@ class Comparison(Students):
     def real_student(self, sequences: Dataset, steps: int, seed: int) -> Student:
         """A student after `steps` steps of the inner optimizer. Each step reads about as many tokens as an inner step."""
         data = self.real_data(sequences)
-        theta = self.on_real(data, self.real_batch_size(data.dataset), steps, seed)
-        return partial(self.learner.logits, theta)
+        return partial(self.learner.logits, self.on_real(data, self.real_batch_size(data.dataset), steps, seed))
 
     def long_student(self, seed: int, steps: int | None = None) -> tuple[Student, int]:
         """A student trained on all real data with `long_training`, or with `steps` steps of that kind; and the steps that it took.
@@ -183,8 +182,7 @@ class Comparison(Students):
 
     def real_data(self, sequences: Dataset) -> RealData:
         """Sequences as a student trains on them."""
-        rows = self.training_rows(sequences)
-        return RealData(rows, self.task.collator, self.device, self.quiet, ranked=self.task.ranked)
+        return RealData(self.training_rows(sequences), self.task.collator, self.device, self.quiet, ranked=self.task.ranked)
 
     def real_batch_size(self, sequences: Dataset) -> int:
         """The number of sequences that together have about as many tokens as an inner step."""
@@ -239,8 +237,7 @@ class Comparison(Students):
     def trained(self, method: str, train: Callable[[int], Student], numbers: Sequence[int], nbytes: int, steps: int) -> Measured:
         """Trains the students `train(number)`, measures them on the test split, and prints one line with their result."""
         start = time.perf_counter()
-        shown = tqdm(numbers, method, disable=self.quiet, leave=False, dynamic_ncols=True)
-        students = [train(number) for number in shown]
+        students = [train(number) for number in tqdm(numbers, method, disable=self.quiet, leave=False, dynamic_ncols=True)]
         seconds = round((time.perf_counter() - start) / len(students), 2)
         statistics = [self.statistics(student, self.splits["test"]) for student in students]
         found = Measured(method, statistics, nbytes, steps, seconds)

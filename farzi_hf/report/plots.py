@@ -92,8 +92,8 @@ def plot_distillation(log_history: Rows, path: File, *, metric: str, metric_labe
     figure, panels = new_panels(7.5, 0.6 + 1.9 * sum(heights), len(drawn), sharex=True, height_ratios=heights)
     for axes, (name, points) in zip(panels, drawn.items(), strict=True):
         plain_numbers(axes.yaxis)
+        steps, values = points.T
         if name == metric:
-            steps, values = points.T
             axes.plot(steps, values, color=SUMMARY, marker="o", markersize=4, label="student on the summary")
             spread = _series(log_history, f"{metric}_std")[:, 1]
             if len(spread) == len(values):
@@ -102,7 +102,10 @@ def plot_distillation(log_history: Rows, path: File, *, metric: str, metric_labe
             axes.legend(ncols=3, frameon=False, fontsize=9, loc="lower center", bbox_to_anchor=(0.5, 1.0))
             axes.set_ylabel(metric_label)
         else:
-            _draw_noisy(axes, points)
+            half = len(values) // 40
+            median = [np.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
+            axes.plot(steps, values, color=MUTED, linewidth=0.8, alpha=0.8)
+            axes.plot(steps, median, color=INK, linewidth=1.6)  # in front: the running median, which outliers do not move
             axes.set_ylabel("Outer loss (nats)" if name == "loss" else "Meta-gradient norm")
             if name == "grad_norm":
                 logarithmic(axes, "y")
@@ -116,15 +119,6 @@ def _series(log_history: Rows, name: str) -> np.ndarray:
     """(n, 2): outer step and value of every row that logged a finite `name`."""
     points = [(row["step"], row[name]) for row in log_history if finite(row.get(name))]
     return np.array(points, dtype=float).reshape(-1, 2)
-
-
-def _draw_noisy(axes: Axes, points: np.ndarray) -> None:
-    """Draws every value in the background, and in front the running median, which outliers do not move."""
-    steps, values = points.T
-    half = len(values) // 40
-    median = [np.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
-    axes.plot(steps, values, color=MUTED, linewidth=0.8, alpha=0.8)
-    axes.plot(steps, median, color=INK, linewidth=1.6)
 
 
 def plot_tokens(decoded: Sequence[Rows], path: File, shown: str = "Synthetic sequence 0") -> None:

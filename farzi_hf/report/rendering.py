@@ -116,11 +116,8 @@ def ratios(task: Task, seeds: Sequence[Sequence[Mapping[str, Any]]], ours: str, 
     """A recommender's metrics of one row divided by those of another one, in per cent, with intervals paired over users. `seeds` are the rows of
     each seed, as `Measured.to_json` gives them.
     """
-
-    def students_of(method: str) -> list[np.ndarray]:
-        return [np.asarray(row["students"]) for rows in seeds for row in rows if row["method"] == method]
-
-    mine, theirs = students_of(ours), students_of(other)
+    found = [row for rows in seeds for row in rows]
+    mine, theirs = ([np.asarray(row["students"]) for row in found if row["method"] == method] for method in (ours, other))
     if not len(mine) == len(theirs) == len(seeds):
         return {}
     shares = []

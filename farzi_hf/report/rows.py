@@ -31,8 +31,7 @@ def on_summary(c: Comparison, method: str) -> Measured:
 def carrier_of(trainer: FarziTrainer) -> FarziData:
     """A summary of a trainer's data that carries a packed teacher of the same kind, with the settings of that form and no outer step."""
     args, learner, defaults = copy.copy(trainer.args), trainer.learner, LABELS["teacher"].defaults
-    own = {name: defaults[name] for name in ("inputs", "storage")}
-    vars(args).update(own, labels="teacher")
+    vars(args).update({name: defaults[name] for name in ("inputs", "storage")}, labels="teacher")
     config = args.summary_config(learner.vocab_size, teacher=plain_config(trainer.labelling.model.config))
     config.inner = {**STUDENTS_OF_A_TEACHER, "steps": args.inner_steps}
     farzi = FarziData(config, trainer.task.processing_class).to(args.device)
@@ -56,8 +55,7 @@ def teacher(c: Comparison) -> Measured | None:
     if c.carrier is None and c.farzi.carried is None:
         return None
     farzi = c.carrier() if c.farzi.carried is None else c.farzi
-    found = c.statistics(prediction_of(farzi.teacher), c.splits["test"])
-    return Measured("teacher", [found], farzi.nbytes)
+    return Measured("teacher", [c.statistics(prediction_of(farzi.teacher), c.splits["test"])], farzi.nbytes)
 
 
 def under_stock_trainer(c: Comparison, folder: str | os.PathLike, method: str) -> Measured:

@@ -36,9 +36,8 @@ def listed(facts: Mapping[str, Any]) -> str:
 
 def save_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Writes rows as CSV. If a row lacks a column, the cell stays empty; an interval is written as JSON."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns)
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
     writer.writeheader()
     for row in rows:
         writer.writerow({k: json_text(v, None).strip() if isinstance(v, list) else v for k, v in row.items()})

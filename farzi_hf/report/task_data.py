@@ -148,19 +148,15 @@ class TaskData:
         name = recipe.get("dataset")
         if name is None:
             raise ValueError("summary: it has no recipe.yaml that names its dataset; leave the real data out")
-        ours = isinstance(name, str) and name in KNOWN
-        one = isinstance(name, str) and Path(name).name == name.removesuffix("/") not in ("", "..")
-        in_folder = one and data_dir is not None
-        if not (ours or in_folder or "dataset" in changes):
-            raise ValueError(
-                f"recipe.yaml: dataset={name!r:.200} is not of this library, and a recipe chooses no files: give data_dir, the folder that has it"
-            )
-        kind = RunSettings
+        is_name = isinstance(name, str) and Path(name).name == name.removesuffix("/") not in ("", "..")
+        if not (name in KNOWN or (is_name and data_dir is not None) or "dataset" in changes):
+            why = "is not of this library, and a recipe chooses no files"
+            raise ValueError(f"recipe.yaml: dataset={name!r:.200} {why}: give data_dir, the folder that has it")
         try:
-            settings = {f.name: recipe[f.name] for f in fields(kind) if f.name in recipe} | converted(kind, recipe)
+            settings = {f.name: recipe[f.name] for f in fields(RunSettings) if f.name in recipe} | converted(RunSettings, recipe)
             if "tokenizer" not in changes:  # a recipe chooses no tokenizer, and the summary has it
                 settings["tokenizer"] = None
-            settings = kind(**{**settings, "data_dir": data_dir})
+            settings = RunSettings(**{**settings, "data_dir": data_dir})
             own = settings.is_own and settings.task == TEXT and settings.tokenizer is None
             data = cls(settings, farzi.processing_class if own else None)
         except ValueError as error:
@@ -170,8 +166,7 @@ class TaskData:
 
     @cached_property
     def _loaded(self) -> tuple[Task, Callable[[int], DatasetDict], str]:
-        names = self.task_class.data_settings
-        given = {name: x for name in names if (x := getattr(self.settings, name)) is not None}
+        given = {name: x for name in self.task_class.data_settings if (x := getattr(self.settings, name)) is not None}
         if self._tokenizer is not None:
             given["tokenizer"] = self._tokenizer
         return self.task_class.load(self.settings.dataset, self.settings.data_dir, **given)

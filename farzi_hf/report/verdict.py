@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,7 +58,8 @@ class Verdict:
             making: seconds that it took to make the summary; None where nobody knows.
         """
         task, ours, rows = c.task, measured[0], {part.method: part for part in measured}
-        full = _full_data(task, rows)
+        of_full_data = [rows[name] for name in (LONG, FULL) if name in rows]
+        full = min(of_full_data, key=lambda part: task.error(part.students[0]))  # the better of them
         share, edges = task.ratio([ours.students], [full.students])
         of_counts = [part for part in measured if part.steps is None and part.method != "teacher"]
         counted = min(of_counts, key=lambda part: task.error(part.students[0]), default=None)
@@ -68,8 +69,12 @@ class Verdict:
             "share": share, "share_interval": list(edges), "bytes": ours.nbytes, "data_bytes": full.nbytes,
             "student_seconds": ours.seconds, "full_data_seconds": full.seconds, "distillation_seconds": making, "break_even": even,
         }  # fmt: skip
-        against = _against(task, ours, counted, share)
         faster, smaller = full.seconds / max(ours.seconds, 0.01), full.nbytes / ours.nbytes
+        against = []
+        if not share >= POOR:  # a NaN too
+            against.append(f"its student has {100 * share:.0f} % of the quality of full data")
+        if counted is not None and not task.share([ours.students], [counted.students]) > 1:
+            against.append(f"the counted model '{counted.method}' is as good and needs no training")
         if smaller <= 1 and faster < FASTER:
             against.append(f"it is {1 / smaller:,.1f} times as large as the data, and training on it saves little")
         gains = []
@@ -83,30 +88,14 @@ class Verdict:
         answer = f"Worth it for {' and '.join(gains)}, with {words} of full data."
         if against:
             answer = f"Not worth it, because {'; and '.join(against)}."
-        return cls(not against, answer, tuple(_lines(c, measured, facts, counted)), facts)
+        return cls(not against, answer, tuple(_lines(c, measured, full, counted, facts)), facts)
 
 
-def _full_data(task: Any, rows: Mapping[str, Measured]) -> Measured:
-    """The better of the rows of full data."""
-    return min((rows[name] for name in (LONG, FULL) if name in rows), key=lambda part: task.error(part.students[0]))
-
-
-def _against(task: Any, ours: Measured, counted: Measured | None, share: float) -> list[str]:
-    """Reasons in the quality of the students."""
-    found = []
-    if not share >= POOR:  # a NaN too
-        found.append(f"its student has {100 * share:.0f} % of the quality of full data")
-    if counted is not None and not task.share([ours.students], [counted.students]) > 1:
-        found.append(f"the counted model '{counted.method}' is as good and needs no training")
-    return found
-
-
-def _lines(c: Comparison, measured: Sequence[Measured], facts: dict[str, Any], counted: Measured | None) -> list[str]:
-    task, rows = c.task, {part.method: part for part in measured}
-    ours, full = measured[0], _full_data(task, rows)
+def _lines(c: Comparison, measured: Sequence[Measured], full: Measured, counted: Measured | None, facts: dict) -> list[str]:
+    ours, rows = measured[0], {part.method: part for part in measured}
 
     def figure(part: Measured) -> str:
-        return task.headline(c.row(part))
+        return c.task.headline(c.row(part))
 
     low, high = (100 * edge for edge in facts["share_interval"])
     words = {LONG: "all data for as long as helps", FULL: "all data for as many steps"}

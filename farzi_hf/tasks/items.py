@@ -52,10 +52,7 @@ def rank_statistics(
     if scores.ndim != 2 or targets.shape != scores.shape[:1]:
         raise ValueError(f"scores are {tuple(scores.shape)} and targets {tuple(targets.shape)}: pass (B, V) and (B,)")
     target_scores = scores.gather(1, targets[:, None])
-    candidates = scores != -torch.inf
-    if seen is not None:
-        candidates &= ~_chosen(seen, scores)
-    candidates.scatter_(1, targets[:, None], False)  # the others
+    candidates = _candidates(scores, seen).scatter_(1, targets[:, None], False)  # the others
     equal = (scores == target_scores) & candidates
     better = ~(scores <= target_scores) & candidates
     first = equal & (torch.arange(scores.shape[1], device=scores.device) < targets[:, None])
@@ -64,8 +61,11 @@ def rank_statistics(
     return torch.stack([1 + better + first, auc], dim=1)
 
 
-def _chosen(ids: torch.Tensor | Sequence[Sequence[int]], scores: torch.Tensor) -> torch.Tensor:
-    """(B, V): whether an item is one of the user's ids; negative ids are padding."""
+def _candidates(scores: torch.Tensor, ids: torch.Tensor | Sequence[Sequence[int]] | None) -> torch.Tensor:
+    """(B, V): whether an item's score is not −∞, and the item is none of the ids that the user has seen; negative ids are padding."""
+    candidates = scores != -torch.inf
+    if ids is None:
+        return candidates
     if not isinstance(ids, torch.Tensor):
         rows = [torch.as_tensor(row, dtype=torch.long) for row in ids]
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=IGNORED)
@@ -75,7 +75,7 @@ def _chosen(ids: torch.Tensor | Sequence[Sequence[int]], scores: torch.Tensor) -
     # Padding goes to a column of its own, which is cut off again.
     chosen = torch.zeros(len(scores), scores.shape[1] + 1, dtype=torch.bool, device=scores.device)
     ids = ids.to(scores.device)
-    return chosen.scatter_(1, torch.where(ids < 0, scores.shape[1], ids), True)[:, :-1]
+    return candidates & ~chosen.scatter_(1, torch.where(ids < 0, scores.shape[1], ids), True)[:, :-1]
 
 
 def ranking_metrics(
@@ -98,10 +98,7 @@ def ranking_metrics(
 def _with_negatives(scores: torch.Tensor, targets: torch.Tensor, seen: Any, negatives: int, seed: int) -> torch.Tensor:
     """The scores, in which −∞ stands for all items but the target and the negatives that are drawn."""
     keys = torch.from_numpy(stream(seed, Purpose.NEGATIVES).random(tuple(scores.shape))).to(scores.device)
-    excluded = scores == -torch.inf
-    if seen is not None:
-        excluded |= _chosen(seen, scores)
-    keys = keys.masked_fill(excluded, -1).scatter(1, targets[:, None], 2)  # the target first
+    keys = keys.masked_fill(~_candidates(scores, seen), -1).scatter(1, targets[:, None], 2)  # the target first
     drawn = keys.topk(min(1 + negatives, keys.shape[1])).indices
     return torch.full_like(scores, -torch.inf).scatter(1, drawn, scores.gather(1, drawn))
 
@@ -332,9 +329,7 @@ class Recommendation(Task):
         values = [np.concatenate([of_users(seed) for seed in group]) for group in (ours, theirs)]
 
         def quotient(rows: np.ndarray) -> float:
-            mine, others = rows.mean(axis=0)
-            if not others:  # as in a resample of few users
-                return float("inf") if mine else float("nan")
-            return float(mine / others)
+            with np.errstate(divide="ignore", invalid="ignore"):  # theirs may be 0, as in a resample of few users
+                return float(np.divide(*rows.mean(axis=0)))
 
         return np.stack(values, axis=1), quotient

@@ -75,12 +75,8 @@ def pad_statistics(statistics: Sequence[ArrayLike], dtype: type = np.float32) ->
 def corpus_perplexity(totals: np.ndarray) -> np.ndarray | float:
     """exp(mean negative log-likelihood over all tokens), from `sentence_totals`: (N, 3), or (N, …, 3) with one perplexity for each …."""
     sums = totals.sum(axis=0)
-    return _exp(sums[..., 0] / sums[..., 2])
-
-
-def _exp(nll: np.ndarray | float) -> np.ndarray | float:
     with np.errstate(over="ignore"):  # a diverged model has infinite perplexity; that is the answer, not an accident
-        return np.exp(nll)
+        return np.exp(sums[..., 0] / sums[..., 2])
 
 
 def token_metrics(statistics: np.ndarray) -> dict[str, float]:
@@ -92,7 +88,7 @@ def token_metrics(statistics: np.ndarray) -> dict[str, float]:
     totals = sentence_totals(statistics)
     return {
         "perplexity": float(corpus_perplexity(totals)),
-        "sentence_perplexity": float(np.mean(_exp(totals[:, 0] / totals[:, 2]))),
+        "sentence_perplexity": float(np.mean(corpus_perplexity(totals[None]))),  # each sentence is a corpus
         "accuracy": float(totals[:, 1].sum() / totals[:, 2].sum()),
     }
 
