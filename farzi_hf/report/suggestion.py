@@ -57,7 +57,8 @@ _DIVERGED = 1e9
 _IDS = 100_000  # of the validation part; more would tell little more, and take long
 _TIMED = 10  # steps
 _FIRST = 100  # steps of the student of the first answer
-_FEWEST, _MOST = 100, 20_000  # steps of a teacher
+_FEWEST, _MOST = 100, 20_000  # steps of a teacher,
+_EPOCHS = 10  # or most so many times all rows, if these are more steps
 _STUDENTS = (
     (200, 10, 0.02, "drawn"), (600, 10, 0.02, "drawn"), (600, 10, 0.02, "written"), (2000, 10, 0.015, None), (5000, 10, 0.015, None),
 )  # fmt: skip
@@ -296,8 +297,8 @@ class Search:
             return {"figure": f"{1000 * min(taken):.0f} ms", "found": {"seconds": min(taken)}}
 
         each = self.trial(f"a step of the teacher, {words_of(learner)}", make).found["seconds"]
-        steps = max(_FEWEST, min(_MOST, seconds / each))
-        return int(_rounded(steps))
+        most = max(_MOST, _EPOCHS * len(self.splits["train"]) / self._rows_a_step)
+        return int(_rounded(max(_FEWEST, min(most, seconds / each))))
 
     def teacher(self, learner: Mapping[str, Any], seconds: float) -> Trial:
         """A teacher that trains for so long, or until the validation part says stop; it is kept."""

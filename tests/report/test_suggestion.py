@@ -34,6 +34,7 @@ def short(monkeypatch):
     """Trials of few steps."""
     monkeypatch.setattr(suggestion, "_FEWEST", 4)
     monkeypatch.setattr(suggestion, "_MOST", 8)
+    monkeypatch.setattr(suggestion, "_EPOCHS", 0)
     monkeypatch.setattr(suggestion, "_TIMED", 1)
     monkeypatch.setattr(suggestion, "_STUDENTS", ((4, 4, 0.02, "drawn"), (6, 8, 0.03, None)))
 
@@ -117,6 +118,19 @@ def test_a_search_that_dies_in_a_training_goes_on_in_it(text, tmp_path, monkeypa
     assert found.summary.fingerprint() == whole.summary.fingerprint()
     assert [trial.error for trial in found.trials if trial.error] == [trial.error for trial in whole.trials if trial.error]
     assert not [*(tmp_path / "dies").glob("*.safetensors")]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "seconds", "steps"), [(0, 2.0, 8), (0, 0.06, 6), (10, 2.0, 200), (10, 5.0, 260), (1, 5.0, 26)]
+)
+def test_a_teacher_takes_the_steps_of_its_time_and_no_more_than_the_rows_are_worth(
+    epochs, seconds, steps, text, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(suggestion, "_EPOCHS", epochs)
+    made = Search(*text, tmp_path, "run", minutes=1.0, learner=GPT2, fixed=FIXED, show=lambda line: None)
+    monkeypatch.setattr(Search, "_rows_a_step", len(text[0]["train"]) // 26)
+    monkeypatch.setattr(Search, "trial", lambda *args: Trial("timed", found={"seconds": 0.01}))
+    assert made.steps_in(GPT2, seconds) == pytest.approx(steps, rel=0.05)
 
 
 def test_other_settings_or_data_are_other_trials(text, tmp_path, monkeypatch):
