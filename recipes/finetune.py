@@ -115,6 +115,7 @@ def distilled(args: FinetuneArguments) -> Path:
         str(Path(args.output_dir) / "run"), labels="teacher", inputs=args.inputs, storage=args.storage, sequence_length=100,
         inner_learning_rate=args.learning_rate, inner_epsilon=1e-6, inner_steps=args.steps or 300, teacher_learning_rate=args.learning_rate,
         teacher_steps=args.long_steps, packing_steps=args.long_steps // 2, max_steps=0, report_to="none", use_cpu=args.use_cpu,
+        inner_optimizer="adamw",  # that of all rows
     )  # fmt: skip
     pretrained = partial(AutoModelForCausalLM.from_pretrained, args.model, trust_remote_code=False)
     trainer = FarziTrainer(pretrained, settings, splits["train"], splits["validation"], task=data.task)
