@@ -167,11 +167,9 @@ class TeacherTraining:
         try:
             tensors = load_file(self.kept)
             best, step, steps, held, *others = tensors["numbers"].tolist()
-            found = (
-                TrainingState.of_tensors(name, tensors, start, self.optimizer, int(x))
-                for name, x in (("now", step), ("best", best))
-            )
-            return *found, (int(step), int(steps), int(held), *others)
+            now = TrainingState.of_tensors("now", tensors, start, self.optimizer, int(step))
+            best = TrainingState.of_tensors("best", tensors, start, self.optimizer, int(best))
+            return now, best, (int(step), int(steps), int(held), *others)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise ValueError(f"{str(self.kept)!r} holds no training that can go on ({error!r}); remove it") from None
 

@@ -212,11 +212,12 @@ class Search:
         """The trial of that name: `make()`, or what an earlier start has kept of it under `key`, by default the name."""
         key = key or name
         if key not in self._kept:
-            started = time.perf_counter() - seconds_of(self._state(key))
+            started, state = time.perf_counter(), self._state(key)
             values = make()
-            self._kept[key] = as_written({**values, "name": name, "seconds": round(time.perf_counter() - started, 2)})
+            seconds = max(time.perf_counter() - started, seconds_of(state))  # a training may have gone on
+            self._kept[key] = as_written({**values, "name": name, "seconds": round(seconds, 2)})
             save_json({"settings": self.settings, "trials": self._kept}, self.folder / KEPT)
-            self._state(key).unlink(missing_ok=True)
+            state.unlink(missing_ok=True)
         found = Trial(**numbers_of(self._kept[key]))
         if found in self.trials:  # two stages have asked for it
             return found
@@ -307,13 +308,9 @@ class Search:
         folder = self.folder / f"teacher-{learner['model_type']}-{which}-{steps}"
 
         def make() -> dict[str, Any]:
-            trainer, started = (
-                self.trainer(learner, teacher_steps=steps),
-                time.perf_counter() - seconds_of(self._state(folder.name)),
-            )
-            training = replace(trainer.args.make_teacher_training(), kept=self._state(folder.name))
+            trainer, state = self.trainer(learner, teacher_steps=steps), self._state(folder.name)
+            training = replace(trainer.args.make_teacher_training(), kept=state)
             [found] = trainer.labelling.teachers(trainer.real_data, training, self.seed)
-            seconds = round(time.perf_counter() - started, 2)
             config = self.task.learner_config(learner, self.length)
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
             model.load_state_dict(found.params, strict=False)  # buffers and tied heads are not among the parameters
@@ -321,7 +318,7 @@ class Search:
             taken = found.trained.steps
             why = f"best after {taken:,} steps" + (", and not better later" if taken < steps else "")
             numbers = sum(x.numel() for x in found.params.values())
-            facts = {"learner": dict(learner), "teacher_steps": steps, "steps": taken, "seconds": seconds}
+            facts = {"learner": dict(learner), "teacher_steps": steps, "steps": taken, "seconds": round(seconds_of(state), 2)}
             facts |= {"stopped": taken < 0.9 * steps, "numbers": numbers, "folder": folder.name}
             judged = self.judged(trainer, found.learner, found.params)
             return {**judged, "nbytes": int(_PACKINGS[0][2] * numbers / 8), "why": why, "found": facts}

@@ -117,6 +117,7 @@ def test_a_search_that_dies_in_a_training_goes_on_in_it(text, tmp_path, monkeypa
     assert any("coded" not in name for name in deaths)
     assert found.summary.fingerprint() == whole.summary.fingerprint()
     assert [trial.error for trial in found.trials if trial.error] == [trial.error for trial in whole.trials if trial.error]
+    assert all(trial.seconds >= trial.found["seconds"] > 0 for trial in found.trials if trial.name.startswith("teacher"))
     assert not [*(tmp_path / "dies").glob("*.safetensors")]
 
 
