@@ -21,9 +21,9 @@ from farzi_hf.distillation.packing import Packing
 from farzi_hf.distillation.processes import check_launcher
 from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.settings import Setting, check_settings, converted, made, settings_of, with_settings
-from farzi_hf.distillation.teacher import TeacherTraining
+from farzi_hf.distillation.teacher import TEACHER_OPTIMIZERS, TeacherTraining
 from farzi_hf.distillation.trajectories import PretrainedStarts, TrajectoryBank
-from farzi_hf.engine import ADJOINTS, OPTIMIZERS, Adjoint, InnerAdam, InnerOptimizer, setting
+from farzi_hf.engine import ADJOINTS, OPTIMIZERS, Adjoint, InnerOptimizer, setting
 from farzi_hf.summary import FarziDataConfig
 from farzi_hf.summary.forms import INPUTS, LABELS, OwnLabels
 from farzi_hf.summary.initialization import Start
@@ -254,7 +254,7 @@ class FarziConfig(TrainingArguments):
 
     def make_teacher_training(self) -> TeacherTraining:
         """How a teacher of labels is trained."""
-        optimizer = InnerAdam(self.teacher_learning_rate, (0.5, 0.999), 1e-4, weight_decay=self.teacher_weight_decay)
+        optimizer = TEACHER_OPTIMIZERS[self.teacher_optimizer](self.teacher_learning_rate, weight_decay=self.teacher_weight_decay)
         return TeacherTraining(optimizer, self.teacher_steps, self.teacher_batch_size, self.num_teachers)
 
     def make_packing(self) -> Packing:

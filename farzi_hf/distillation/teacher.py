@@ -26,12 +26,17 @@ from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.processes import broadcast, shared
 from farzi_hf.distillation.rows import RealData, real_loss, train_on, validation_loss
-from farzi_hf.engine import InnerOptimizer, TrainingState, setting
+from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSoap, TrainingState, setting
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.inner_settings import lr_schedule
 from farzi_hf.summary.store.folder import replace_file
 from farzi_hf.summary.teacher import LinearHead, factors_of_rank
+
+TEACHER_OPTIMIZERS: dict[str, Callable[..., InnerOptimizer]] = {
+    "adam": partial(InnerAdam, betas=(0.5, 0.999), eps=1e-4), "soap": partial(InnerSoap, betas=(0.7, 0.99), eps=1e-5)
+}  # fmt: skip
+"""With long memories: most entries of a large vocabulary are in few steps' rows (recipes/LOG.md)."""
 
 _CHUNK = 64  # sequences that a teacher reads at once
 _EVALUATIONS = 40  # of a training, on held-out rows
@@ -100,7 +105,8 @@ class TeacherTraining:
     @dataclass(frozen=True)
     class Settings:
         teacher_steps: int = setting(2000, "most steps of a teacher; it stops early by eval_dataset", least=1)
-        teacher_learning_rate: float = setting(0.01, "of the teacher's Adam, for half of its steps; then it falls to 0")
+        teacher_optimizer: str = setting("adam", "of the teacher; soap is better for text", table=TEACHER_OPTIMIZERS)
+        teacher_learning_rate: float = setting(0.01, "of that optimizer, for half of its steps; then it falls to 0")
         teacher_batch_size: int = setting(16, "real sequences per step of the teacher", least=1)
         teacher_weight_decay: float = setting(0.0, "λ of the teacher; it helps where learners overfit, on items")
 

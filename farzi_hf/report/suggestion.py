@@ -57,8 +57,7 @@ _DIVERGED = 1e9
 _IDS = 100_000  # of the validation part; more would tell little more, and take long
 _TIMED = 10  # steps
 _FIRST = 100  # steps of the student of the first answer
-_FEWEST, _MOST = 100, 20_000  # steps of a teacher,
-_EPOCHS = 10  # or most so many times all rows, if these are more steps
+_FEWEST, _MOST, _EPOCHS = 100, 20_000, 10  # steps of a teacher: 20,000 or ten times all rows at most, whichever is more
 _STUDENTS = (
     (200, 10, 0.02, "drawn"), (600, 10, 0.02, "drawn"), (600, 10, 0.02, "written"), (2000, 10, 0.015, None), (5000, 10, 0.015, None),
 )  # fmt: skip
@@ -242,8 +241,9 @@ class Search:
         """The settings of a trial, or of the choice. What a trial changes it has asked `_asked` for, unless it measures no choice."""
         settings = {
             "labels": "teacher", "inputs": "drawn", "num_sequences": 64, "sequence_length": self.length, "inner_epsilon": 1e-6, "max_steps": 0,
-            "teacher_learning_rate": _rate(0.01, learner), "teacher_batch_size": self._rows_a_step, "seed": self.seed,
-            "report_to": "none", "eval_students": 1, "disable_tqdm": not sys.stderr.isatty(),
+            "teacher_optimizer": "adam" if self.task.ranked else "soap",
+            "teacher_learning_rate": _rate(0.01 if self.task.ranked else 0.015, learner), "teacher_batch_size": self._rows_a_step,
+            "seed": self.seed, "report_to": "none", "eval_students": 1, "disable_tqdm": not sys.stderr.isatty(),
         }  # fmt: skip
         return FarziConfig(output_dir, **{**settings, **self.fixed, **changes})
 

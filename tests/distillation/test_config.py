@@ -227,6 +227,13 @@ def test_outer_steps_with_an_optimizer_that_has_no_derivative_are_refused():
         FarziConfig("out", use_cpu=True, labels="teacher", inner_optimizer="soap", max_steps=3)
 
 
+def test_the_teachers_optimizer_has_the_rate_and_the_decay_of_the_settings():
+    given = {"teacher_learning_rate": 0.02, "teacher_weight_decay": 0.1}
+    assert config(**given).make_teacher_training().optimizer == InnerAdam(0.02, (0.5, 0.999), 1e-4, weight_decay=0.1)
+    soap = config(**given, teacher_optimizer="soap").make_teacher_training().optimizer
+    assert soap == OPTIMIZERS["soap"](0.02, (0.7, 0.99), 1e-5, weight_decay=0.1)
+
+
 def test_an_inner_optimizer_gets_its_settings_and_no_others():
     assert config(**UNUSUAL).make_inner_optimizer() == InnerAdam(lr=0.03, betas=(0.6, 0.98), eps=1e-5, weight_decay=0.01)
     assert config(**SGD).make_inner_optimizer() == InnerSGD(lr=0.03, momentum=0.3)

@@ -60,6 +60,7 @@ def test_a_config_a_learner_and_a_leaderboard_come_of_two_splits(text, tmp_path)
     config = suggest(two, task, minutes=0.5, learner=GPT2, output_dir=str(tmp_path / "out"), show=lines.append)
     assert isinstance(config, FarziConfig)
     assert (config.labels, config.inputs, config.max_steps, config.learner) == ("teacher", "drawn", 0, GPT2)
+    assert (config.teacher_optimizer, config.inner_optimizer) == ("soap", "soap")
     names = [trial.name.split(",")[0] for trial in config.leaderboard if trial.error is not None]
     assert names[:2] == ["teacher", "first answer: a student after 100 steps"]
     assert names[-2:] == ["packed", "student"] or names[-3:] == ["packed", "student", "student"]
@@ -297,6 +298,7 @@ def test_items_have_learners_of_their_own(tmp_path):
         show=lambda line: None,
     )  # fmt: skip
     assert found.learner in Recommendation.learners
+    assert (found.teacher_optimizer, found.inner_optimizer) == ("adam", "soap")
 
 
 def test_histories_of_one_item_are_no_obstacle(tmp_path):

@@ -98,8 +98,7 @@ class InnerOptimizer(ABC):
         return self
 
     def of_stacks(self) -> InnerOptimizer | None:
-        """The optimizer of several learners, whose parameters are stacked along a new first dimension, each with its own update; None: there is
-        none."""
+        """The optimizer of several learners, each with its own update, whose parameters are stacked along a new first dimension; or None."""
         return self if self.elementwise and self.max_grad_norm is None else None
 
     def clip(self, g: State) -> State:
