@@ -239,11 +239,11 @@ class Search:
 
     def config(self, learner: Mapping[str, Any], output_dir: str, **changes: Any) -> FarziConfig:
         """The settings of a trial, or of the choice. What a trial changes it has asked `_asked` for, unless it measures no choice."""
+        optimizer = self.fixed.get("teacher_optimizer", "adam" if self.task.ranked else "soap")
         settings = {
             "labels": "teacher", "inputs": "drawn", "num_sequences": 64, "sequence_length": self.length, "inner_epsilon": 1e-6, "max_steps": 0,
-            "teacher_optimizer": "adam" if self.task.ranked else "soap",
-            "teacher_learning_rate": _rate(0.01 if self.task.ranked else 0.015, learner), "teacher_batch_size": self._rows_a_step,
-            "seed": self.seed, "report_to": "none", "eval_students": 1, "disable_tqdm": not sys.stderr.isatty(),
+            "teacher_optimizer": optimizer, "teacher_learning_rate": _rate({"soap": 0.015}.get(optimizer, 0.01), learner), "seed": self.seed,
+            "teacher_batch_size": self._rows_a_step, "report_to": "none", "eval_students": 1, "disable_tqdm": not sys.stderr.isatty(),
         }  # fmt: skip
         return FarziConfig(output_dir, **{**settings, **self.fixed, **changes})
 

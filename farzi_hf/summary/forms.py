@@ -174,7 +174,7 @@ class TeacherLabels(Form):
     """What a carried teacher predicts after each position."""
 
     inputs: ClassVar = ("drawn", "written", "tokens")
-    # Made-up rows do not run out, so large steps pay; an Adam with a short memory needs few. Measured on Penn Treebank (recipes/LOG.md).
+    # Made-up rows do not run out, so large steps pay; an optimizer with a short memory needs few. Measured on Penn Treebank (recipes/LOG.md).
     defaults: ClassVar = {
         "inner_steps": 300, "inner_learning_rate": 0.03, "inner_betas": [0.7, 0.95], "inner_lr_scheduler_type": "warmup_stable_decay",
         "synthetic_batch_size": 40, "storage": "coded5", "max_steps": 0, "inputs": "drawn", "inner_optimizer": "soap",

@@ -76,14 +76,14 @@ def measure(report: Report, axis: str, size: int) -> None:
     peak = PeakMemory()
     if axis in WANTED:
         read = {"interactions": read_interactions, "tokens": read_text}[axis]
-        report({"read": read(size)[1], "peak": max(0, peak.read())})
+        report({"read": read(size)[1], "peak": peak.read()})
         return
     keep_freed_memory()
     wide = size if axis.startswith("width") else 16
     entries = 4_000 if axis.startswith("width") else size
     text = axis in ("entries of a text's vocabulary", "width of a language model")
     report(steps(entries, wide, text))
-    report({"peak": max(0, peak.read())})
+    report({"peak": peak.read()})
 
 
 def read_interactions(size: int) -> tuple[float, float]:

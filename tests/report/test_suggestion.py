@@ -277,6 +277,13 @@ def test_trials_have_the_optimizer_that_the_settings_choose(given, optimizer, te
     assert made.config(GPT2, str(tmp_path)).inner_optimizer == optimizer
 
 
+@pytest.mark.parametrize(("given", "optimizer", "rate"), [({}, "soap", 0.021), ({"teacher_optimizer": "adam"}, "adam", 0.014)])
+def test_a_teachers_rate_is_that_of_its_optimizer(given, optimizer, rate, text, tmp_path):
+    made = Search(*text, tmp_path, "run", minutes=1.0, learner=GPT2, fixed={**FIXED, **given}, show=lambda line: None)
+    config = made.config(GPT2, str(tmp_path))
+    assert (config.teacher_optimizer, config.teacher_learning_rate) == (optimizer, rate)
+
+
 def test_a_longer_student_is_not_tried_where_given_steps_leave_no_time(text, tmp_path, monkeypatch):
     """All trials have the steps that are given: what one took, another takes, and not in the proportion of the table's steps."""
     monkeypatch.setattr(suggestion, "_STUDENTS", ((4, 4, 0.02, "drawn"), (4, 4, 0.03, "drawn"), (4, 4, 0.04, "drawn")))

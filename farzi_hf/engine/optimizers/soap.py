@@ -80,16 +80,16 @@ class InnerSoap(InnerAdamW):
     def step(self, state: State, g: Tensor, t: int, lr: float, out: State | None = None) -> State:
         (w, m, v, *turns), out = state, out or tuple(map(torch.empty_like, state))
         (beta1, beta2), (a, e, _), like = self.betas, self._corrected(t, lr), turns[0]
-        G, Q = g.view(self.shape).to(like), {}
+        G, bases = g.view(self.shape).to(like), {}
         for i, side in enumerate(self._sides):
             C, last, X = turns[2 * i], turns[2 * i + 1], G if side == -1 else G.mT  # C is R or L, and Q is Q or P
             C = torch.lerp(C, X.mT @ X, 1 - beta2 if t > 1 else 1.0, out=out[3 + 2 * i])  # (1)
-            turns_now = t <= _EVERY or t % _EVERY == 0
-            ridge = _RIDGE * C.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-            Q[side] = torch.linalg.qr(C @ last + ridge * last).Q if turns_now else last  # (2)
-            out[4 + 2 * i].copy_(Q[side])
+            if t <= _EVERY or t % _EVERY == 0:  # (2)
+                ridge = _RIDGE * C.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+                last = torch.linalg.qr(C @ last + ridge * last).Q
+            bases[side] = out[4 + 2 * i].copy_(last)
         m = torch.lerp(m, g, 1 - beta1, out=out[1])  # (3)
-        P, Q = Q.get(-2), Q.get(-1)
+        P, Q = bases.get(-2), bases.get(-1)
         turned = _turned(G, P, Q)
         v = torch.addcmul(v.view(self.shape).to(like) * beta2, turned, turned, value=1 - beta2)  # (4)
         move = _turned(m.view(self.shape).to(like), P, Q).div_(root(v).add_(e))
