@@ -6,12 +6,10 @@ A command's module is imported when the command is called. Help screens are in `
 seconds; `python docs/help_screens.py` writes it anew. That of data of one's own is `front_door.txt`.
 """
 
-import io
 import json
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
 from shutil import get_terminal_size
@@ -29,7 +27,7 @@ COMMANDS = {
 }
 """A description of each command. The module of the same name has the function `command(argv)`."""
 
-_FRONT = ("distil", "suggest")
+FRONT = ("distil", "suggest")
 _ALSO = {"distill": "distil"}  # the other spelling
 SCREENS = Path(__file__).with_name("help.json")
 
@@ -49,16 +47,6 @@ def wrapped(screen: str, indent: int = 30) -> str:
     how = {"width": max(2 * indent, get_terminal_size().columns), "break_on_hyphens": False}
     lines = (fill(line, subsequent_indent=" " * indent * line.startswith("  "), **how) for line in screen.splitlines())
     return "\n".join(lines)
-
-
-def screens() -> dict[str, str]:
-    """The help screens of the commands that argparse makes, as wide as they are."""
-    found = {}
-    for name in COMMANDS.keys() - {*_FRONT}:
-        with redirect_stdout(io.StringIO()) as screen, suppress(SystemExit):
-            import_module(f"farzi_hf.cli.{name}").command(["--help"])
-        found[name] = screen.getvalue()
-    return found
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -81,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if {"-h", "--help"} & set(rest):
         said = "" if name == "distil" else " Prints the choice as a config."
         front = SCREENS.with_name("front_door.txt").read_text(encoding="utf-8").format(name=name, said=said)
-        print(wrapped(front if name in _FRONT else json.loads(SCREENS.read_text(encoding="utf-8"))[name]))
+        print(wrapped(front if name in FRONT else json.loads(SCREENS.read_text(encoding="utf-8"))[name]))
         return
     command = import_module(f"farzi_hf.cli.{name}").command
     import_module("farzi_hf.cli.program").run(lambda: command(rest), f"farzi {name}")

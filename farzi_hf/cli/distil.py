@@ -212,7 +212,7 @@ class Run:
         rows = [c.row(part) for part in measured]
         verdict = Verdict.of(c, measured, self.seconds) if {part.method for part in measured} & {FULL, LONG} else None
         plots = draw(c, self.trainer.state.log_history, rows, self.folder / "plots", self.whole)
-        costs = cost(c) if self.whole else verdict.cost
+        costs = cost(c) if self.whole else {"student_seconds": verdict.facts["student_seconds"]}
         metrics = {"table": rows, **self.facts, **provenance(c, self.data, self.seed), **costs}
         said = {} if verdict is None else {"verdict": str(verdict)}
         given = {"metrics": {**metrics, **said}, "recipe": self.recipe, "plots": plots}
@@ -308,7 +308,7 @@ def command(argv: Sequence[str]) -> None:
     """`farzi distil DATA` chooses settings for data of one's own; `farzi distil CONFIG` takes those of a YAML file."""
     keep_freed_memory()
     examples = example_configs()
-    with ends_in_one_line("farzi distil"):
+    with ends_in_one_line("farzi distil", FileExistsError, NotADirectoryError, PermissionError):
         if "--help_all" in argv:
             parse_arguments((Options, RunSettings, FarziConfig), None, ["--help"], USAGE)
         if not argv or argv[0].startswith("-"):

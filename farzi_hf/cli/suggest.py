@@ -12,7 +12,7 @@ from farzi_hf.report.trials import leaderboard
 def command(argv: Sequence[str]) -> None:
     """The YAML goes to stdout; what was read, the trials and their table go to stderr."""
     keep_freed_memory()
-    with ends_in_one_line("farzi suggest"):
+    with ends_in_one_line("farzi suggest", FileExistsError, NotADirectoryError, PermissionError):
         if not argv or argv[0].startswith("-"):
             raise ValueError("DATA is missing: give a file, a folder or a data set of the Hub, such as mine.txt")
         with redirect_stdout(sys.stderr):

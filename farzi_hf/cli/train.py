@@ -39,7 +39,7 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--tokenizer", help="the summary's tokenizer, if --evaluate needs its chat template")
     args = parser.parse_args(argv)
     keep_freed_memory()
-    with ends_in_one_line("farzi train", FileNotFoundError):
+    with ends_in_one_line("farzi train", FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError):
         if args.steps is not None and args.steps < 1:
             raise ValueError(f"--steps {args.steps} trains nothing: give at least 1")
         for name in ("data_dir", "data", "tokenizer"):

@@ -5,6 +5,7 @@ import glob
 import io
 import json
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
@@ -21,7 +22,7 @@ BUILDERS = {
     ".inter": "csv", ".parquet": "parquet", ".arrow": "arrow",
 }  # fmt: skip
 """The kind of a file by its ending, before that of a compression (.txt.gz)."""
-_COMPRESSED = (".gz", ".bz2", ".zst")
+_COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _WORDS = {
     "train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
     "dev": "validation", "test": "test", "testing": "test",
@@ -46,9 +47,10 @@ def unreadable(source: str | Path, error: Exception) -> ValueError:
 
 def utf8(path: Path) -> pa.NativeFile:
     """A file as bytes in UTF-8, also where its mark says UTF-16, or .gz, .bz2 or .zst hold it."""
-    with pa.input_stream(str(path)) as file:
+    packed = _COMPRESSED.get(path.suffix.lower())
+    with pa.input_stream(str(path), packed) as file:
         utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    file = pa.input_stream(str(path))
+    file = pa.input_stream(str(path), packed)
     return pa.transcoding_input_stream(file, "utf-16", "utf-8") if utf16 else file
 
 
@@ -63,16 +65,29 @@ def ending(path: Path) -> str:
 
 
 def delimiter_of(path: Path) -> str:
-    """What divides the first line that is not empty: a tab, if .tsv or .inter has one; else tabs, commas or semicolons, the most there are."""
+    """What divides the first line that is not empty: a tab in .tsv and .inter; else tabs, commas or semicolons, the most there are; else nothing."""
     with opened(path, errors="surrogateescape") as file:
         line = file.read(1 << 16).lstrip("\n").partition("\n")[0]
-    return "\t" if ending(path) in (".tsv", ".inter") and "\t" in line else max(",\t;", key=line.count)
+    return "\t" if ending(path) in (".tsv", ".inter") and "\t" in line else max("\x1f,\t;", key=line.count)
 
 
 def split_named(name: str) -> str | None:
     """The split that a name such as ptb.valid.txt or train/part-0 says; None if it says none, or more than one."""
     said = {_WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in _WORDS}
     return said.pop() if len(said) == 1 else None
+
+
+def own_splits(streams: Mapping[str, Any], source: Any) -> dict[str, Any]:
+    """Those of train, validation and test that there are; names such as dev mean one of them."""
+    if len(streams) == 1:
+        return {"train": next(iter(streams.values()))}
+    found = {part: streams[part] for part in _WORDS.values() if part in streams}
+    for name, stream in streams.items():
+        if part := split_named(name):
+            found.setdefault(part, stream)
+    if "train" not in found:
+        raise ValueError(f"{source} has the splits {', '.join(streams)}, and no train: choose one with split")
+    return found
 
 
 def files_of(source: str | Path, data_dir: str | Path | None = None) -> dict[str, list[Path]] | None:
@@ -88,8 +103,10 @@ def files_of(source: str | Path, data_dir: str | Path | None = None) -> dict[str
     root = next(folder for folder in (path, *path.parents) if folder.is_dir())  # what exists is no pattern, whatever its name is
     named = glob.glob(str(path.relative_to(root)), root_dir=root, recursive=True)
     found = sorted(root.rglob("*") if root == path else map(root.joinpath, named))
-    ours = {x.parents[1] for x in found if x.match("farzi-*/trials/trials.json")} - {root}
-    ours |= {x.parent for x in found if x.name == "farzi.safetensors"} - {root}
+    ours = {x.parents[1] for x in found if x.match("trials/trials.json") and x.read_bytes().startswith(b'{\n "settings"')}
+    ours |= {x.parent for x in found if x.name == "farzi.safetensors"}
+    ours |= {x.parent for x in found if x.name == "recipe.yaml" and x.with_name("table.md").exists()}
+    ours.discard(root)
     visible = [x for x in found if not any(part.startswith(".") for part in x.relative_to(root).parts)]
     files = [x for x in visible if x.is_file() and (ending(x) in BUILDERS or root != path) and ours.isdisjoint(x.parents)]
     sizes, splits = Counter(), {}
@@ -140,8 +157,15 @@ def of_json(file: TextIO) -> Iterator[Any]:
 
 
 def _csv_rows(file: TextIO, path: Path, column: str | None) -> Iterable[dict[str, str]]:
-    how = {"dtype": object, "na_filter": False, "index_col": False, "usecols": column and [column], "chunksize": 1000}
-    return (row for part in pandas.read_csv(file, sep=delimiter_of(path), **how) for row in part.to_dict("records"))
+    parts = pandas.read_csv(file, sep=delimiter_of(path), dtype=object, na_filter=False, index_col=False, chunksize=1000)
+    while (part := _part(parts)) is not None:
+        yield from part.to_dict("records")
+
+
+def _part(parts: Iterator[pandas.DataFrame]) -> pandas.DataFrame | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pandas.errors.ParserWarning)  # of lines that would lose what the header has no name for
+        return next(parts, None)
 
 
 _READ: Mapping[str, Callable[[TextIO, Path, str | None], Iterable[Any]]] = {

@@ -14,7 +14,7 @@ import pyarrow as pa
 from datasets import DatasetDict, IterableDataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from farzi_hf.data.files import DataUnavailableError, files_of, kind_of, reason, split_named, stream_of, unreadable
+from farzi_hf.data.files import DataUnavailableError, files_of, kind_of, own_splits, reason, stream_of, unreadable
 from farzi_hf.data.interactions import SAMPLE_INTERACTIONS
 from farzi_hf.data.readers import SOURCES, has_interactions
 from farzi_hf.data.sequences import SPLITS, in_memory, stored_sequences
@@ -116,7 +116,7 @@ def load_text(
         streams, read, where = opened(column=column), column, f"in column {column!r}"
     if isinstance(tokenizer, (str, Path)):
         tokenizer = _tokenizer(tokenizer)
-    parts = {part: texts_of(x, read, tokenizer, path_or_repo) for part, x in _own_splits(streams, path_or_repo).items()}
+    parts = {part: texts_of(x, read, tokenizer, path_or_repo) for part, x in own_splits(streams, path_or_repo).items()}
     if kind == "json" and not any(parts.values()):
         _text_column(head, path_or_repo, column)  # says that there is none
     parts, said, duplicates = _split(parts, path_or_repo)
@@ -185,19 +185,6 @@ def _is_wrapped(lines: Sequence[str]) -> bool:
     return width >= 40 and np.mean(sizes + 1 + words > 0.95 * width) >= 0.6
 
 
-def _own_splits(streams: Mapping[str, IterableDataset], source: Any) -> dict[str, IterableDataset]:
-    """Those of train, validation and test that there are; names such as dev mean one of them."""
-    if len(streams) == 1:
-        return {"train": next(iter(streams.values()))}
-    found = {part: streams[part] for part in SPLITS if part in streams}
-    for name, stream in streams.items():
-        if part := split_named(name):
-            found.setdefault(part, stream)
-    if "train" not in found:
-        raise ValueError(f"{source} has the splits {', '.join(streams)}, and no train: choose one with split")
-    return found
-
-
 def texts_of(stream: IterableDataset, column: str, tokenizer: Any, source: Any) -> list[str]:
     """The rows that are not blank, without blanks at their end."""
     texts, size = [], 0
@@ -225,7 +212,8 @@ def _written(value: Any, tokenizer: Any, where: str) -> str:
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(f"{where} holds chats, for a tokenizer's template, but {named} has none: give that of a chat model")
     try:
-        return tokenizer.apply_chat_template(value, tokenize=False)
+        text = tokenizer.apply_chat_template(value, tokenize=False).strip()
+        return text.removeprefix(tokenizer.bos_token or "").removesuffix(tokenizer.eos_token or "")  # `ids_of` adds them
     except Exception as error:  # a template raises what it likes
         raise ValueError(f"{where} holds a chat that the template of {named} refuses ({reason(error)}): mend the chat") from error
 

@@ -22,7 +22,18 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, DownloadManager, load_dataset
 from pyarrow import csv, json, parquet
 
-from farzi_hf.data.files import DataUnavailableError, arrow_batches, delimiter_of, ending, files_of, of_json, opened, reason, utf8
+from farzi_hf.data.files import (
+    DataUnavailableError,
+    arrow_batches,
+    delimiter_of,
+    ending,
+    files_of,
+    of_json,
+    opened,
+    own_splits,
+    reason,
+    utf8,
+)
 from farzi_hf.data.sequences import SPLITS
 
 logger = logging.getLogger(__name__)
@@ -99,7 +110,8 @@ def read_own(data: Any, data_dir: str | Path | None = None, given: Given = NONE,
     `data.load_interactions`; `hub` are arguments of `datasets.load_dataset`.
     """
     if isinstance(data, DatasetDict):
-        return _joined({part: [_chosen(x.with_format("arrow")[:], part, given)] for part, x in data.items()}, "the data set")
+        parts = (own_splits(data, "the data set") if len(data) > 1 else data).items()
+        return _joined({part: [_chosen(x.with_format("arrow")[:], part, given)] for part, x in parts}, "the data set")
     if not isinstance(data, (str, Path)):
         table = data.with_format("arrow")[:] if isinstance(data, Dataset) else pa.table(data)
         return _chosen(table, "the data set", given)

@@ -2,12 +2,10 @@
 
 `SampleGrammar` draws English-like sentences with more structure than a bigram model can learn:
 
-* **Number agreement at a distance.** A main verb agrees with its subject across a relative clause, a prepositional phrase or
-  a bracketed aside, whose own nouns have a number of their own: ``the captain near the boats mends``.
-* **Gender agreement.** Each person has a fixed gender, shown by ``himself/herself/themselves`` and ``his/her/their`` after the verb.
-* **Topic.** All words of a sentence come from one topic (harbour, kitchen, farm, court, theatre, workshop).
-* **Selection.** A transitive verb takes only the objects of its frame: ``bakes the roll``, ``stirs the soup``.
-* **Pairs.** ``either … or``, ``if … then``, ``( … )``, and a question's first word (``does/do``) with its final ``?``.
+* **Number agreement at a distance**, across phrases whose nouns have a number of their own: ``the captain near the boats mends``.
+* **Gender agreement** of a person with ``himself/herself/themselves`` and ``his/her/their`` after the verb.
+* **One topic** for all words of a sentence, and for a transitive verb only the objects of its frame: ``bakes the roll``.
+* **Pairs**: ``either … or``, ``if … then``, ``( … )``, and a question's first word (``does/do``) with its final ``?``.
 
 `SampleCatalogue` draws the histories of viewers. The catalogue holds series of several parts in a few genres. A viewer likes two genres.
 They start a series of one of them (popular ones more often), watch its parts in order, drop it at some point, and start another; now and

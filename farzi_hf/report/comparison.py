@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from farzi_hf.distillation.trainer import FarziTrainer
     from farzi_hf.report.task_data import TaskData
 
+_LOGITS = 2**27  # of a batch of an evaluation, which takes three times as much
 Student = Callable[[Mapping[str, Tensor]], Tensor]
 """A trained model: a function from a batch to logits (b, L, V)."""
 
@@ -176,13 +177,10 @@ class Comparison(Students):
         trained = training.train(self.learner, replace(self.real_data(self.splits["train"]), held_out=held_out), seed)
         return partial(self.learner.logits, trained.params), trained.steps
 
-    def training_rows(self, sequences: Dataset) -> Dataset:
-        """The rows on which a student trains."""
-        return self.task.training_rows(sequences, self.length)
-
     def real_data(self, sequences: Dataset) -> RealData:
         """Sequences as a student trains on them."""
-        return RealData(self.training_rows(sequences), self.task.collator, self.device, self.quiet, ranked=self.task.ranked)
+        rows = self.task.training_rows(sequences, self.length)
+        return RealData(rows, self.task.collator, self.device, self.quiet, ranked=self.task.ranked)
 
     def real_batch_size(self, sequences: Dataset) -> int:
         """The number of sequences that together have about as many tokens as an inner step."""
@@ -218,9 +216,10 @@ class Comparison(Students):
         self, student: Student, rows: Dataset, statistic: Callable[[Tensor, Mapping[str, Tensor]], Tensor]
     ) -> list[np.ndarray]:
         """`statistic(logits, batch)` of each row."""
-        found = []
-        for start in range(0, len(rows), self.batch_size):
-            batch = self.task.collator(as_rows(rows[start : start + self.batch_size]))
+        found, longest = [], flatten_sequences(rows)[1].max(initial=1)
+        size = int(np.clip(_LOGITS // (longest * self.learner.vocab_size), 1, self.batch_size))
+        for start in range(0, len(rows), size):
+            batch = self.task.collator(as_rows(rows[start : start + size]))
             batch = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
             with torch.no_grad():
                 found.extend(statistic(student(batch), batch).cpu().numpy())

@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import AutoLocator, LogLocator, NullFormatter
 
 from farzi_hf.summary.store.folder import replace_file
+from farzi_hf.summary.store.text import number
 
 INK, MUTED = "#333333", "#9aa5b1"
 SUMMARY, REAL, SOME_REAL, TEACHER, COUNTED = "#0072b2", "#d55e00", "#e69f00", "#009e73", "#6b7680"
@@ -130,49 +131,31 @@ def plot_tokens(decoded: Sequence[Rows], path: File, shown: str = "Synthetic seq
         decoded: `farzi.decode(top_k)`.
         shown: what the first of them is called.
     """
-    positions, columns = decoded[0], min(10, len(decoded[0]))
-    strips = [positions[start : start + columns] for start in range(0, len(positions), columns)]
-    top_k = len(_told(positions[0])["tokens"])
-    figure = Figure(figsize=(14, 0.5 + len(strips) * (0.36 * top_k + 0.5)), layout="constrained")
-    panels = figure.subplots(len(strips), squeeze=False)[:, 0]
-    for i, (axes, strip) in enumerate(zip(panels, strips, strict=True)):
-        image = _draw_strip(axes, strip, i * columns, columns)
+    positions, columns, own = decoded[0], min(10, len(decoded[0])), "label_" * ("label_tokens" in decoded[0][0])
+    starts, top_k = range(0, len(positions), columns), len(positions[0][f"{own}tokens"])
+    figure = Figure(figsize=(14, 0.5 + len(starts) * (0.36 * top_k + 0.5)), layout="constrained")
+    panels = figure.subplots(len(starts), squeeze=False)[:, 0]
+    how = {"ha": "center", "va": "center", "parse_math": False}  # tokens may hold dollar signs, which would start a formula
+    for axes, first in zip(panels, starts, strict=True):
+        strip, shades = positions[first : first + columns], np.full((top_k, columns), np.nan)
+        shades[:, : len(strip)] = np.array([position[f"{own}probabilities"] for position in strip]).T
+        image = axes.imshow(shades, cmap="Blues", norm=PowerNorm(0.5, 0, 1), aspect="auto")  # most probabilities are small
+        for x, position in enumerate(strip):
+            for y, (token, probability) in enumerate(zip(position[f"{own}tokens"], position[f"{own}probabilities"], strict=True)):
+                color = "white" if probability > 0.35 else INK
+                axes.text(x, y - 0.14, _short(token), fontsize=8.5, color=color, **how)
+                axes.text(x, y + 0.25, f"{probability:.2f}", fontsize=6.5, color=color, **how)
+            if own:
+                axes.text(x, -0.75, _short(position["tokens"][0]), fontsize=8.5, fontweight="bold", color=REAL, **how)
+        names = [f"{first + x}\n{position[f'{own}entropy']:.1f} nats" for x, position in enumerate(strip)]
+        axes.set_xticks(range(len(strip)), names, fontsize=7.5)
+        axes.set_yticks(range(top_k), [str(rank + 1) for rank in range(top_k)], fontsize=7.5)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
     figure.colorbar(image, ax=list(panels), label="Probability", aspect=30, pad=0.01)
-    own = "label_tokens" in positions[0]
     what = "in orange what a student reads, below it what it should predict next" if own else "likeliest tokens per position"
     figure.suptitle(f"{shown}: {what}", fontsize=11)
     save(figure, path)
-
-
-def _told(position: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a decoded position tells a student: its label if it has one of its own, otherwise the position itself."""
-    if "label_tokens" not in position:
-        return position
-    return {name: position[f"label_{name}"] for name in ("tokens", "probabilities", "entropy")}
-
-
-def _draw_strip(axes: Axes, strip: Rows, first: int, columns: int):
-    """The image of one strip of up to `columns` positions, from number `first` on, with the likeliest tokens at the top."""
-    told = [_told(position) for position in strip]
-    top_k = len(told[0]["tokens"])
-    shades = np.full((top_k, columns), np.nan)
-    shades[:, : len(strip)] = np.array([position["probabilities"] for position in told]).T
-    image = axes.imshow(shades, cmap="Blues", norm=PowerNorm(0.5, 0, 1), aspect="auto")  # most probabilities are small
-    for x, position in enumerate(told):
-        for y, (token, probability) in enumerate(zip(position["tokens"], position["probabilities"], strict=True)):
-            color = "white" if probability > 0.35 else INK
-            # Tokens may hold dollar signs, which would start a formula.
-            axes.text(x, y - 0.14, _short(token), ha="center", va="center", fontsize=8.5, color=color, parse_math=False)
-            axes.text(x, y + 0.25, f"{probability:.2f}", ha="center", va="center", fontsize=6.5, color=color)
-        if "label_tokens" in strip[x]:
-            given = {"ha": "center", "va": "center", "fontsize": 8.5, "fontweight": "bold", "parse_math": False}
-            axes.text(x, -0.75, _short(strip[x]["tokens"][0]), color=REAL, **given)
-    names = [f"{first + x}\n{position['entropy']:.1f} nats" for x, position in enumerate(told)]
-    axes.set_xticks(range(len(strip)), names, fontsize=7.5)
-    axes.set_yticks(range(top_k), [str(rank + 1) for rank in range(top_k)], fontsize=7.5)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    return image
 
 
 def _short(token: Any) -> str:
@@ -185,13 +168,6 @@ def _short(token: Any) -> str:
 def finite(value: Any) -> bool:
     """Whether the value exists and is neither infinite nor NaN."""
     return value is not None and math.isfinite(value)
-
-
-def number(value: float, digits: int = 4) -> str:
-    """The value with `digits` significant digits, but with all digits before the point. Never a power of ten: 0.00052, 520, 1,200."""
-    if abs(value) >= 10 ** (digits - 1):
-        return f"{value:,.0f}"
-    return np.format_float_positional(value, precision=digits, unique=False, fractional=False, trim="-")
 
 
 def plain_numbers(axis: Axis) -> None:

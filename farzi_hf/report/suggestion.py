@@ -157,8 +157,10 @@ class Search:
         self.learners = [dict(self.learner)] if self.learner is not None else list(self.task.learners)
         ids, lengths = flatten_sequences(self.splits["train"])
         self.vocab_size = self.task.learner_config(self.learners[0], 8).vocab_size
-        long_enough = int(min(100, max(10, 10 * math.ceil(np.quantile(lengths, 0.95) / 10))))  # for nineteen rows of twenty
-        self.length = self.fixed.get("sequence_length", long_enough)
+        # Of items, for nineteen users of twenty. Text is tested at all positions, so students read all but those of two ids in a thousand.
+        share, most = (0.05, 100) if self.task.ranked else (0.002 * lengths.mean(), int(lengths.max()))
+        long_enough = (n for n in range(10, most, 10) if np.clip(lengths - n, 0, 1 if self.task.ranked else None).mean() <= share)
+        self.length = self.fixed.get("sequence_length", next(long_enough, max(10, most)))
         self.mean = float(min(lengths.mean(), self.length))
         self.most = int(self.most or -(-len(ids) * id_bits(self.vocab_size) // 8))
         self.minutes = self.minutes or (10.0 if self.vocab_size <= 5000 else 30.0)

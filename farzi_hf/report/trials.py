@@ -91,7 +91,7 @@ class Suggestion:
             "that were tried",
             "labels: a carried teacher, which was best on every set that was measured",
             f"inputs: {settings.inputs}, by what students had left to learn after the seconds that they took",
-            f"sequence_length: {settings.sequence_length} holds nineteen rows of twenty, 100 at most",
+            f"sequence_length: {settings.sequence_length} holds nineteen users of twenty, 100 items at most; of text, 998 ids of 1,000",
         ]
 
 

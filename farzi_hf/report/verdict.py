@@ -41,11 +41,6 @@ class Verdict:
     lines: tuple[str, ...]
     facts: dict[str, Any]
 
-    @property
-    def cost(self) -> dict[str, float]:
-        """What the card says of the time of a training."""
-        return {"student_seconds": self.facts["student_seconds"]}
-
     def __str__(self) -> str:
         return "\n".join([self.summary, *(f"- {line}" for line in self.lines)])
 

@@ -28,6 +28,7 @@ from farzi_hf.data import DataUnavailableError, TextData, check_sequences, load_
 from farzi_hf.data import own as module
 from farzi_hf.data.files import files_of, split_named, stream_of
 from farzi_hf.report.suggestion import KEPT
+from farzi_hf.report.tables import save_json
 from farzi_hf.summary.store.folder import TENSORS
 
 SENTENCES = [f"the {i} cat sat on mat number {i % 7}" for i in range(300)]
@@ -468,13 +469,32 @@ def test_what_this_library_has_written_is_no_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines(tmp_path / "mine.jsonl", ["{}"])
     run = tmp_path / "farzi-data" / "checkpoint-2"
-    for place in (tmp_path / "farzi-data" / TRIALS / KEPT, tmp_path / "elsewhere" / TENSORS, run / "state.jsonl"):
-        place.parent.mkdir(parents=True)
+    ran = tmp_path / "ran"
+    for place in (
+        tmp_path / "elsewhere" / TENSORS,
+        run / "state.jsonl",
+        ran / "recipe.yaml",
+        ran / "table.md",
+        ran / "split-0" / "start.jsonl",
+    ):
+        place.parent.mkdir(parents=True, exist_ok=True)
         lines(place)
+    for name in ("farzi-data", "out"):
+        save_json({"settings": {}, "trials": {}}, tmp_path / name / TRIALS / KEPT)
+        lines(tmp_path / name / "table.jsonl")
     lines(tmp_path / "elsewhere" / "tokenizer.jsonl")
     for source in (".", tmp_path):
         assert files_of(source) == {"train": [Path(source, "mine.jsonl")]}
-    assert files_of("farzi-data") == {"train": [Path("farzi-data/checkpoint-2/state.jsonl")]}  # what the user names
+    named = [Path("farzi-data/checkpoint-2/state.jsonl"), Path("farzi-data/table.jsonl")]
+    assert files_of("farzi-data") == {"train": named}  # what the user names
+
+
+def test_other_folders_with_such_names_are_data(tmp_path):
+    found = [tmp_path / "clinic" / TRIALS / KEPT, tmp_path / "kitchen" / "recipe.yaml.json"]
+    for path in found:
+        path.parent.mkdir(parents=True)
+        path.write_text('{"text": "a b c d"}')
+    assert files_of(tmp_path) == {"train": found}
 
 
 HOSTILE = [
@@ -585,7 +605,7 @@ def test_only_the_column_of_text_is_read(tmp_path):
 def test_a_file_without_the_column_is_named(tmp_path):
     (tmp_path / "a.csv").write_text("text,n\n" + "\n".join(f"row {i} of mine,{i}" for i in range(10)))
     (tmp_path / "b.csv").write_text("body,n\n" + "\n".join(f"row {i} of mine,{i}" for i in range(10)))
-    with pytest.raises(ValueError, match=r"cannot be read \(b\.csv, after 0 rows: .*text"):
+    with pytest.raises(ValueError, match=r"no row of b\.csv has 'text': leave that file out"):
         load_text(tmp_path, "text")
 
 

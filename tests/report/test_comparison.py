@@ -111,7 +111,7 @@ def test_recommenders_are_measured_as_the_trainer_does_and_learn_from_whole_hist
     measured = rank_metrics(c.statistics(student, c.splits["validation"]))
     expected = trainer.evaluate()
     assert measured == pytest.approx({name: expected[f"eval_{name}"] for name in measured})
-    assert c.validation_error(student) == -measured["hr@100"]
+    assert c.validation_error(student) == -measured["hr@10"]  # there are few items
     train = c.splits["train"]
     assert flatten_sequences(c.draw_sequences(0))[1].max() > c.length  # so they are cut into windows
     before, after = (rank_metrics(c.statistics(c.real_student(train, n, 0), train))["auc"] for n in (1, 60))
