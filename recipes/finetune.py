@@ -199,8 +199,8 @@ def on_real(c: Comparison, args: FinetuneArguments) -> list[Measured]:
     measured = []
     for method, (draw, settings) in draws.items():
         first = draw(c.seeds[0])
-        settings = {"per_device_train_batch_size": c.real_batch_size(c.training_rows(first)), **settings}
-        rows = lambda seed, draw=draw: c.training_rows(draw(seed))  # noqa: E731
+        settings = {"per_device_train_batch_size": c.real_batch_size(c.real_data(first).dataset), **settings}
+        rows = lambda seed, draw=draw: c.real_data(draw(seed)).dataset  # noqa: E731
         for rank in args.ranks:
             measured.append(trained(c, args, method, rows, c.task.collator, c.nbytes(first), rank, **settings))
     return measured

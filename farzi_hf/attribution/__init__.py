@@ -4,7 +4,6 @@
 """
 
 from farzi_hf.attribution.attribution import Attribution, attribute
-from farzi_hf.attribution.scores import influence
-from farzi_hf.attribution.weighted_training import WeightedTraining
+from farzi_hf.attribution.weighted_training import WeightedTraining, influence
 
 __all__ = ["Attribution", "WeightedTraining", "attribute", "influence"]

@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, Trainer
 
 from farzi_hf.attribution.replay import Replay
-from farzi_hf.attribution.scores import influence
+from farzi_hf.attribution.weighted_training import influence
 from farzi_hf.data import IGNORED, vocabulary_of
 from farzi_hf.distillation import Parameters
 from farzi_hf.distillation.learner import is_constant

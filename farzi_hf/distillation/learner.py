@@ -20,7 +20,7 @@ from farzi_hf.distillation.layer_checkpoint import keep_inputs_of_layers
 from farzi_hf.distillation.learner_model import LearnerInit, Parameters
 from farzi_hf.engine.devices import portions, values_are_free
 from farzi_hf.summary.soft_tokens import HardTargets, SoftTokens, Targets, feed_soft_tokens, train_padding_row, vocabulary_size
-from farzi_hf.summary.teacher import LinearHead, parameter_names, whole
+from farzi_hf.summary.teacher import LinearHead, evaluating, parameter_names, whole
 from farzi_hf.summary.vocabulary_sums import FEWEST, linear_cross_entropy, mean_embedding
 
 
@@ -152,7 +152,7 @@ class Learner:
         if weights is not None:
             weights = weights[:, None].expand_as(counted) if weights.dim() == 1 else weights[:, 1:]
         if not values_are_free(counted):  # all positions: no shape may depend on the number of those that count
-            counts = (counted if weights is None else counted * weights).flatten().to(states.dtype)
+            counts = (counted if weights is None else counted * weights).flatten()
             targets = HardTargets(labels.clamp(min=0).flatten())
             loss = self.loss_of_states(params, states.flatten(0, 1), targets, counts)
             return loss * counted.numel() / counted.sum()  # a quotient of integers would be float32
@@ -211,8 +211,7 @@ class Learner:
         if not isinstance(model, PreTrainedModel):
             raise TypeError(f"learner_init returned {type(model).__name__}; return a PreTrainedModel of transformers")
         model.set_attn_implementation("eager")
-        model.config.use_cache = False  # only generation needs the keys and values of past tokens
-        return model.eval()
+        return evaluating(model)
 
 
 def is_constant(parameter: Tensor) -> bool:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from farzi_hf.data.files import reason
 from farzi_hf.data.seeds import seeded
+from farzi_hf.summary.teacher import no_padding
 
 Parameters = dict[str, Tensor]
 """A model's parameters, by name."""
@@ -140,10 +141,9 @@ def readable_positions(model: PreTrainedModel, length: int) -> int:
         return length
     if model.device.type != "cpu":  # after an index beyond a table, the process could not use its GPU again
         model = copy.deepcopy(model).cpu()
-    token = int(model.config.pad_token_id == 0)  # padding may have no position of its own
 
     def fails(positions: int) -> bool:
-        ids = torch.full((1, positions), token)
+        ids = torch.full((1, positions), no_padding(model.config))
         try:
             with torch.no_grad():
                 model(input_ids=ids, attention_mask=torch.ones_like(ids))

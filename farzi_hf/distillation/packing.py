@@ -82,11 +82,12 @@ class Packing:
 
 
 def _with_scales(params: Parameters, largest: int) -> Parameters:
-    """The parameters, and log-scales at which the whole numbers span three standard deviations of each column."""
+    """The parameters, and log-scales at which the whole numbers span three standard deviations of each column, and its mean."""
     found = dict(params)
     for name, x in params.items():
         if x.dim() > 1 and not is_constant(x):
-            deviation = x.detach().flatten(0, -2).std(dim=0).clamp_min(1e-8)
+            rows = x.detach().flatten(0, -2)
+            deviation = rows.std(dim=0, correction=min(1, len(rows) - 1)).maximum(rows.mean(dim=0).abs() / 2).clamp_min(1e-8)
             found[name + _LOG_SCALE] = (_SPREAD * deviation / (largest + 1)).log()
     return found
 

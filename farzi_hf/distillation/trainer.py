@@ -21,10 +21,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, Trainer
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
-from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.data.seeds import Purpose, derive, seeded
 from farzi_hf.data.sequences import id_bits, stored_sequences
 from farzi_hf.data.streams import RowStream
-from farzi_hf.distillation.callbacks import peak_memory, without_prediction_bar
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.inner_training import Students
 from farzi_hf.distillation.learner import Learner, Parameters
@@ -33,7 +32,7 @@ from farzi_hf.distillation.objectives import Objective
 from farzi_hf.distillation.packing import Rounding
 from farzi_hf.distillation.processes import largest
 from farzi_hf.distillation.rows import RealData, RealRows, run_check
-from farzi_hf.distillation.run import Run
+from farzi_hf.distillation.run import Run, peak_memory, without_prediction_bar
 from farzi_hf.distillation.teacher import GivenTeachers, Labelling, UntrainedTeachers, linear_head
 from farzi_hf.engine import ReplayError
 from farzi_hf.summary import FarziData
@@ -42,7 +41,7 @@ from farzi_hf.summary.soft_tokens import shifted_cross_entropy
 from farzi_hf.summary.store import hub
 from farzi_hf.summary.store.folder import check_destination
 from farzi_hf.summary.store.tensor_file import fingerprint
-from farzi_hf.summary.teacher import plain_config
+from farzi_hf.summary.teacher import check_made_again, plain_config
 from farzi_hf.tasks import LanguageModeling, Task
 
 logger = logging.getLogger(__name__)
@@ -156,13 +155,17 @@ class FarziTrainer(Trainer):
 
     def _summary(self, args: FarziConfig, farzi_data: FarziData | None, rows: Dataset | RowStream | None) -> FarziData:
         """The summary to train: the one that is given, or a new one at its start."""
-        label_dim = linear_head(self.labelling.kinds[0]).width if args.labels == "own" else None
+        teachers = self.labelling.kinds if self.labelling.given is None else (Learner(self.labelling.model),)
+        label_dim = linear_head(teachers[0]).width if args.labels == "own" else None
         teacher = farzi_data.config.teacher if farzi_data is not None else plain_config(self.labelling.model.config)
         config = args.summary_config(self.learner.vocab_size, label_dim, teacher)
         self._open_start = None
         if farzi_data is not None:
             farzi_data.config.check_equal(config)
         summary = farzi_data or FarziData(config)
+        if farzi_data is None and args.labels == "teacher":
+            some = torch.arange(args.sequence_length)[None] % config.vocab_size
+            check_made_again(self.labelling.model, summary.teacher, some, "teacher", "give a plain one, or labels='own'")
         if self.task.processing_class is not None:  # an error should come now, not when the summary is saved
             summary.adopt_processing_class(self.task.processing_class, "processing_class")
         if farzi_data is None and rows is not None:
@@ -384,6 +387,11 @@ class FarziTrainer(Trainer):
             metrics |= self.evaluation_loop(loader, f"Student {index + 1}", only_loss, metric_key_prefix=prefix).metrics
         self._student = None
         return {k: float(v) for k, v in metrics.items() if not k.endswith(_SPEED)}
+
+    def get_train_dataloader(self) -> DataLoader:
+        """As in `Trainer`. The order of its rows follows `args.seed`, whatever the caller's random numbers are; Accelerate would take theirs."""
+        with seeded(self.args.seed):
+            return super().get_train_dataloader()
 
     def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
         """As in `Trainer`, but `dataloader_drop_last` is for training alone: an evaluation is of all rows."""

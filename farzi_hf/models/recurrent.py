@@ -1,9 +1,19 @@
-"""GRU4Rec (Hidasi et al., 2016) with the cross-entropy over all items: a recurrent network over a user's history."""
+"""Recurrent models, twice differentiable on CPU and CUDA: GRU4Rec (Hidasi et al., 2016), and a language model, which transformers lacks."""
 
 import torch
 from torch import Tensor, nn
 
-from farzi_hf.models.base import NextItemConfig, NextItemModel, register
+from farzi_hf.models.base import NextItemConfig, NextItemModel, SequenceConfig, SequenceModel, register
+
+
+def _gru(config: SequenceConfig) -> nn.GRU:
+    between = config.dropout if config.num_hidden_layers > 1 else 0.0
+    return nn.GRU(config.hidden_size, config.hidden_size, config.num_hidden_layers, batch_first=True, dropout=between)
+
+
+def _states(model: nn.Module, embeds: Tensor) -> Tensor:
+    with torch.backends.cudnn.flags(enabled=False):  # its recurrent kernels have no second derivative
+        return model.dropout(model.gru(model.dropout(embeds))[0])
 
 
 class GRU4RecConfig(NextItemConfig):
@@ -15,13 +25,9 @@ class GRU4RecConfig(NextItemConfig):
 class _Recurrent(nn.Module):
     def __init__(self, config: GRU4RecConfig) -> None:
         super().__init__()
-        size, layers = config.hidden_size, config.num_hidden_layers
-        self.dropout = nn.Dropout(config.dropout)
-        self.gru = nn.GRU(size, size, layers, batch_first=True, dropout=config.dropout if layers > 1 else 0.0)
+        self.dropout, self.gru = nn.Dropout(config.dropout), _gru(config)
 
-    def forward(self, embeds: Tensor) -> Tensor:
-        with torch.backends.cudnn.flags(enabled=False):  # its recurrent kernels have no second derivative
-            return self.dropout(self.gru(self.dropout(embeds))[0])
+    forward = _states
 
 
 @register
@@ -29,3 +35,34 @@ class GRU4RecForNextItem(NextItemModel):
     """Item embeddings, GRU layers, item scores."""
 
     config_class, encoder_class = GRU4RecConfig, _Recurrent
+
+
+class RNNConfig(SequenceConfig):
+    """Size of an `RNNForCausalLM`. It has the arguments of `SequenceConfig` and one more.
+
+    Args:
+        vocab_size: V, entries of the vocabulary.
+    """
+
+    model_type = "farzi_rnn"
+
+    sizes = (*SequenceConfig.sizes, "vocab_size")
+    vocab_size: int = 2004
+
+
+@register
+class RNNForCausalLM(SequenceModel):
+    """GRU language model: `logits (b, L, V)` at position j predict token j + 1."""
+
+    config_class = RNNConfig
+    base_model_prefix = "model"
+
+    def __init__(self, config: RNNConfig) -> None:
+        super().__init__(config)
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.gru, self.dropout = _gru(config), nn.Dropout(config.dropout)
+        self.output = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def _states(self, inputs_embeds: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return _states(self, inputs_embeds)

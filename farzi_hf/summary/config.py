@@ -54,21 +54,6 @@ class FarziDataConfig(PreTrainedConfig):
 
     model_type = "farzi_data"
 
-    num_sequences: int = 1
-    sequence_length: int = 2
-    latent_dim: int = 1
-    vocab_size: int = 2
-    tau: float = 1.0
-    latent_std: float = 0.1
-    inner: dict[str, Any] | None = None
-    inputs: str = "soft"
-    labels: str = "shared"
-    label_dim: int | None = None
-    teacher: dict[str, Any] | None = None
-    seed: int = 0
-    storage: str = "exact"
-    vocabulary_hash: str | None = None
-
     # Defaults exist because transformers builds configs without arguments to tell what differs from them.
     def __init__(
         self, num_sequences: int = 1, sequence_length: int = 2, latent_dim: int = 1, vocab_size: int = 2,

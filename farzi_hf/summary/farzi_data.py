@@ -25,7 +25,7 @@ from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.models.base import check_size
 from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.endless import DrawnRows, EndlessRows, RowsDataset
-from farzi_hf.summary.forms import INPUTS, LABELS, batch_of, device_of
+from farzi_hf.summary.forms import INPUTS, batch_of, device_of
 from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER, inner_optimizer, stock_arguments
 from farzi_hf.summary.reading import Decoded, check_numbers, decode, hard_rows
 from farzi_hf.summary.soft_tokens import SoftTokens, vocabulary_size
@@ -37,7 +37,7 @@ from farzi_hf.summary.store.tensor_file import SHARES, STORAGES, TEACHER, finger
 from farzi_hf.summary.store.text import without_local_paths
 from farzi_hf.summary.store.untrusted import load_vocabulary
 from farzi_hf.summary.store.writing import Results, load_results, read_plots, rows_table, write_artefact
-from farzi_hf.summary.teacher import CarriedTeacher, factors_of_rank, plain_config, teacher_model
+from farzi_hf.summary.teacher import CarriedTeacher, check_made_again, factors_of_rank, plain_config, teacher_model
 
 _READ_AT_ONCE = 64  # rows that a teacher reads at once
 _SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
@@ -109,6 +109,13 @@ class FarziData(nn.Module):
         super()._apply(*args, **how)
         if self.config.labels == "teacher":
             self.teacher.set_attn_implementation(self._attention if device_of(self.tensors).type == "cpu" else "eager")
+        return self
+
+    def train(self, mode: bool = True) -> FarziData:
+        """As of any module; but a carried teacher has no dropout, because its labels are the same whenever they are asked for."""
+        super().train(mode)
+        if self.config.labels == "teacher":
+            self.teacher.eval()
         return self
 
     @property
@@ -288,7 +295,7 @@ class FarziData(nn.Module):
             ValueError: the teacher cannot be made again from its config, or cannot read ξ ids; or the frequencies are none.
         """
         size = vocabulary_size(teacher)
-        shares = torch.ones(size) if frequencies is None else torch.as_tensor(frequencies, dtype=torch.float64)
+        shares = torch.ones(size) if frequencies is None else torch.as_tensor(frequencies, dtype=torch.float64).cpu()
         if shares.shape != (size,) or not (torch.isfinite(shares).all() and shares.min() >= 0 and shares.max() > 0):
             raise ValueError(f"frequencies must be {size} positive numbers, one for each entry of the vocabulary")
         config = FarziDataConfig(
@@ -298,16 +305,8 @@ class FarziData(nn.Module):
         shares = (shares / shares.sum()).float()
         ids = DrawnRows(shares, sequence_length, seed).rows(0, num_sequences)
         tensors = {TEACHER + name: x.detach().float().cpu().clone() for name, x in teacher.named_parameters()}
-        found = {name: tuple(x.shape) for name, x in tensors.items()}
-        plain = "give a plain causal language model"
-        if wrong := sorted({name for name, _ in found.items() ^ LABELS["teacher"].shapes(config).items()}):
-            raise ValueError(f"teacher: its config makes other parameters ({', '.join(wrong[:3])}); {plain}")
-        farzi, some = cls(config, tokenizer, {**tensors, SHARES: shares, "input_ids": ids.int()}), ids[:2]
-        farzi.carried.check(farzi.tensors, some, "teacher", "give a smaller sequence_length, or another teacher")
-        given = copy.deepcopy(teacher).float().cpu().eval()
-        own = given(input_ids=some, attention_mask=torch.ones_like(some)).logits
-        if not torch.allclose(farzi.carried.labels(farzi.tensors, some).logits(), own, rtol=1e-3, atol=1e-3):
-            raise ValueError(f"teacher: a model with its config and parameters predicts otherwise; {plain}")
+        check_made_again(teacher, teacher_model(config), ids[:2], "teacher", "give a plain causal language model")
+        farzi = cls(config, tokenizer, {**tensors, SHARES: shares, "input_ids": ids.int()})
         config.adopt_vocabulary(farzi.vocabulary, "tokenizer")
         farzi.store_as(storage)
         return farzi
@@ -346,7 +345,7 @@ class FarziData(nn.Module):
             label_dim=len(decoder), vocabulary_hash=self.config.vocabulary_hash,
         )  # fmt: skip
         tensors = {
-            "input_ids": ids.int(), "label_latents": latents.view(num_sequences, length, -1), "label_decoder": decoder.contiguous()
+            "input_ids": ids.int().to(latents.device), "label_latents": latents.view(num_sequences, length, -1), "label_decoder": decoder.contiguous()
         }  # fmt: skip
         return FarziData(config, self.processing_class, tensors)
 

@@ -11,6 +11,8 @@ clamp; scales are learnt as in LSQ (Esser et al., 2020, arXiv 1902.08153).
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,7 +43,8 @@ def rounded(weight: Tensor, scale: Tensor, largest: int) -> Tensor:
 
 def plain_config(config: PreTrainedConfig) -> dict[str, Any]:
     """The config of a teacher as `FarziDataConfig.teacher` holds it."""
-    settings = {name: value for name, value in config.to_diff_dict().items() if name not in NOT_SHOWN | {"dtype"}}
+    finite = {name: x for name, x in config.to_diff_dict().items() if math.inf not in (x if isinstance(x, list | tuple) else [x])}
+    settings = {name: value for name, value in finite.items() if name not in NOT_SHOWN | {"dtype"}}  # JSON has no infinity
     return {"model_type": config.model_type, **settings, "vocab_size": config.vocab_size}
 
 
@@ -61,8 +64,36 @@ def teacher_model(config: PreTrainedConfig) -> PreTrainedModel:
         raise ValueError(f"{source} has {vocabulary_size(model)} embeddings, but vocab_size={config.vocab_size}")
     if (size := sum(x.numel() for x in model.buffers())) > _BUFFERS:
         raise ValueError(f"{source} has {size:,} numbers beside its parameters, over {_BUFFERS:,}; give another one")
-    model.config.use_cache = False  # only writing needs the keys and values of past tokens
+    return evaluating(model)
+
+
+def evaluating(model: PreTrainedModel) -> PreTrainedModel:
+    """The model in evaluation mode, without the keys and values of past tokens, which only writing needs."""
+    model.config.use_cache = False
+    if hasattr(model.config, "rescale_every"):  # RWKV would divide weights in place for an evaluation, against float16's limits
+        model.config.rescale_every = 0
     return model.eval()
+
+
+@torch.no_grad()
+def check_made_again(model: PreTrainedModel, again: PreTrainedModel, ids: Tensor, source: str, remedy: str) -> None:
+    """Raises ValueError unless `again`, which its config has made, has the parameters of the model, and predicts the same after ids (b, ξ)."""
+    kinds = [{(name, tuple(x.shape)) for name, x in each.named_parameters()} for each in (model, again)]
+    if wrong := sorted({name for name, _ in kinds[0] ^ kinds[1]}):
+        raise ValueError(f"{source}: its config makes other parameters ({', '.join(wrong[:3])}); {remedy}")
+    random, like = torch.Generator().manual_seed(0), next(again.parameters())
+    # Where weights are zero, as some are at the start, nothing shows what is done with them.
+    params = {name: x.to(like) + 0.1 * torch.randn(x.shape, generator=random).to(like) for name, x in model.named_parameters()}
+    carried, tensors = CarriedTeacher(again), {TEACHER + name: x for name, x in params.items()}
+    carried.check(tensors, ids, source, "give a smaller sequence_length, or another teacher")
+    own = torch.func.functional_call(copy.deepcopy(model).to(like).eval(), params, kwargs=whole(model, ids)).logits
+    if not torch.allclose(carried.labels(tensors, ids).logits(), own, rtol=1e-3, atol=1e-3):
+        raise ValueError(f"{source}: a model with its config and parameters predicts otherwise; {remedy}")
+
+
+def no_padding(config: PreTrainedConfig) -> int:
+    """An id that is not of the padding, whose embedding may be 0, and which may have no position of its own."""
+    return int(getattr(config, "pad_token_id", None) == 0)
 
 
 def whole(model: PreTrainedModel, inputs: Tensor, name: str = "input_ids") -> dict[str, Tensor]:
@@ -189,7 +220,7 @@ class LinearHead:
     @torch.no_grad()
     def _is_last(self, model: PreTrainedModel) -> bool:
         """Whether logits are what this class says, also where they are large."""
-        ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)  # some models read one position only
+        ids = torch.full((1, 1), no_padding(model.config), device=model.device)  # some models read one position only
         inputs = whole(model, ids)
         params = {name: parameter.detach() for name, parameter in model.named_parameters()}
         size = torch.func.functional_call(model, params, kwargs=inputs).logits.abs().amax()

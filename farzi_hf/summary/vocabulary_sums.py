@@ -105,7 +105,7 @@ def linear_cross_entropy(
         raise ValueError(f"counts are given beside {type(targets).__name__}, which have derivatives; give HardTargets")
     dtype = torch.promote_types(states.dtype, torch.float32)
     states, targets = states.to(dtype), targets.to(dtype)
-    weight, bias = (None if x is None else x.to(dtype) for x in (weight, bias))
+    weight, bias, counts = (None if x is None else x.to(dtype) for x in (weight, bias, counts))
     with torch.autocast(states.device.type, enabled=False):
         # torch.compile fuses the plain formula, and cannot differentiate a Function twice.
         if weight is None or is_traced(states):

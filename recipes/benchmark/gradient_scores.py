@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from farzi_hf.attribution import WeightedTraining
-from farzi_hf.attribution.scores import Test, loss_function
+from farzi_hf.attribution.weighted_training import Test, loss_function
 from farzi_hf.data import IGNORED
 from farzi_hf.distillation import Parameters
 from farzi_hf.distillation.learner import leaves

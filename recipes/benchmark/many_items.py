@@ -19,7 +19,7 @@ from transformers import GPT2Config, PretrainedConfig
 
 from farzi_hf.cli.program import keep_freed_memory
 from farzi_hf.distillation import Learner, SyntheticTraining
-from farzi_hf.distillation.callbacks import peak_memory
+from farzi_hf.distillation.run import peak_memory
 from farzi_hf.engine import ADJOINTS, InnerAdam
 from farzi_hf.models import SASRecConfig
 from farzi_hf.summary import FarziData, FarziDataConfig

@@ -3,8 +3,7 @@
 import numpy as np
 import torch
 
-from farzi_hf.attribution.scores import Test, influence, loss_function
-from farzi_hf.attribution.weighted_training import RowTraining
+from farzi_hf.attribution.weighted_training import RowTraining, Test, influence, loss_function
 from farzi_hf.data.seeds import Purpose, stream
 
 

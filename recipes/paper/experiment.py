@@ -91,7 +91,7 @@ def record(data: TaskData, args: FarziConfig, seed: int, recording: TrajectoryAr
     plain = changed(args, trajectories=None, objective="meta_matching", seed=seed)  # Ω does not exist yet
     trainer = trainer_of(data, plain, seed)
     c = comparison_of(trainer, data, seed)
-    rows = c.training_rows(c.splits["train"])
+    rows = c.real_data(c.splits["train"]).dataset
     return record_trajectories(
         trainer.learner, args.make_inner_optimizer(), rows, trainer.data_collator,
         f"{args.trajectories}/seed-{seed}", num=args.num_trajectories or recording.num_recorded, steps=recording.trajectory_steps,

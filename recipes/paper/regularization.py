@@ -100,7 +100,7 @@ def losses(c: Comparison, students: Sequence[Student]) -> dict[str, float]:
 
 def mean_loss(c: Comparison, student: Student, sequences: Dataset) -> float:
     """The mean loss over all predicted tokens."""
-    rows = c.outputs(student, c.training_rows(sequences), lambda z, batch: token_statistics(z, batch["labels"]))
+    rows = c.outputs(student, c.real_data(sequences).dataset, lambda z, batch: token_statistics(z, batch["labels"]))
     loss, _, count = np.sum([row.sum(axis=0, dtype=np.float64) for row in rows], axis=0)
     return float(loss / count)
 

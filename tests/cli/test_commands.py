@@ -18,8 +18,9 @@ from tiny_recipes import leave_out_figures, use_small_data
 from transformers import AutoModelForCausalLM
 
 pytest.importorskip("matplotlib")
+from docs.help_screens import screens
 from farzi_hf import FarziConfig, FarziData, FarziDataConfig
-from farzi_hf.cli import COMMANDS, SCREENS, main, screens
+from farzi_hf.cli import COMMANDS, SCREENS, main
 from farzi_hf.cli.arguments import example_configs, parse_arguments
 from farzi_hf.data import TEXTS, load_sample_text
 from farzi_hf.report import RunSettings, TaskData

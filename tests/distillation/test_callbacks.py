@@ -6,7 +6,7 @@ import psutil
 import torch
 from transformers import ProgressCallback, TrainerState
 
-from farzi_hf.distillation.callbacks import peak_memory, without_prediction_bar
+from farzi_hf.distillation.run import peak_memory, without_prediction_bar
 
 CPU = torch.device("cpu")
 

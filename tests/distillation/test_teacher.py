@@ -23,7 +23,7 @@ from farzi_hf.distillation.learner import whole
 from farzi_hf.distillation.rows import RealData, real_batches, validation_loss
 from farzi_hf.distillation.teacher import Labelling, Teacher, TeacherTraining, label, linear_head, seconds_of
 from farzi_hf.engine import Direct, InnerAdam, InnerAdamW, Reversible, Tape
-from farzi_hf.models.rnn import RNNConfig
+from farzi_hf.models import RNNConfig
 from farzi_hf.summary.initialization import INPUT_SEQUENCES, covering_windows, made_up, real_windows
 
 V = 54

@@ -25,6 +25,7 @@ from farzi_hf.summary.store.text import (
     markdown_fence,
     markdown_image,
     markdown_text,
+    number,
     one_line,
     python_literal,
     yaml_text,
@@ -106,7 +107,7 @@ def render_card(
         examples=markdown_fence("\n".join(" ".join(text.split()) for text in examples), "text") if examples else "",
         positions=markdown_table([_position_row(j, p) for j, p in enumerate(contents.decoded[0][:8])]),
         recipe=markdown_fence(yaml_text(recipe).rstrip(), "yaml") if recipe else "",
-        plots=[markdown_image(plot) for plot in plots], ceil=math.ceil, cell=_cell, code=markdown_code, plain=_plain, text=markdown_text,
+        plots=[markdown_image(plot) for plot in plots], ceil=math.ceil, cell=_cell, code=markdown_code, plain=number, text=markdown_text,
     )  # fmt: skip
     return str(card)
 
@@ -199,16 +200,11 @@ def _with_spread(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{name: cell(row, name) for name in row if not part(row, name)} for row in rows]
 
 
-def _plain(value: float, digits: int) -> str:
-    """So many digits, or all those before the point: 524, never 5.2e+02."""
-    return f"{value:,.0f}" if 10 ** (digits - 1) <= abs(value) < 1e15 else f"{value:.{digits}g}"
-
-
 def _cell(value: Any, digits: int = 4) -> Markdown:
     if isinstance(value, bool) or value is None:
         return Markdown(value)
     if isinstance(value, float):
-        return Markdown(_plain(value, digits))
+        return Markdown(number(value, digits))
     if isinstance(value, int):
         return Markdown(f"{value:,}")
     if isinstance(value, list | tuple):

@@ -112,7 +112,7 @@ class Whole(Storage):
                 found[name] = Stored(self._shape(name, shape), frozenset({"U8"}))
             elif name not in learnt:
                 found[name] = Stored(tuple(shape), frozenset({"I16", "I32"}))
-            elif len(shape) == 1:
+            elif len(shape) <= 1:
                 found[name] = Stored(tuple(shape), frozenset({"F16"}))
             else:
                 found[name] = Stored(self._shape(name, shape), self.types)

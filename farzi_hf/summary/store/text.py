@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import yaml
 
 # -- reading ---------------------------------------------------------------------------------------------------------
@@ -156,6 +157,13 @@ def markdown_image(path: str) -> Markdown:
     """The image at a relative path."""
     name = re.sub(r"[\[\]]", lambda found: _entity(found[0]), markdown_text(path))  # brackets end the name
     return Markdown(f"![{name}]({quote(path, errors='replace')})")
+
+
+def number(value: float, digits: int = 4) -> str:
+    """The value with `digits` significant digits, but with all digits before the point. Never a power of ten: 0.00052, 520, 1,200."""
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return np.format_float_positional(value, precision=digits, unique=False, fractional=False, trim="-")
 
 
 def python_literal(value: Any) -> str:

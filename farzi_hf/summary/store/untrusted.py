@@ -187,6 +187,11 @@ _NUMBERS, _TENSORS, _LAYERS, _INTEGER, _FLOAT = 10**9, 5000, 1000, 10**7, 1e12
 """Limits of a learner that somebody else chose: its numbers and tensors, and each of its settings."""
 
 
+def _leaves(value: Any) -> list[Any]:
+    """What lists inside each other hold; of anything else itself."""
+    return [x for part in value for x in _leaves(part)] if isinstance(value, list) else [value]
+
+
 def plain_learner(value: Any, name: str) -> Any:
     """`value`, the config of a model, or several, without entries that name code, files or repositories: `_NAMING`, and all texts with a slash. A
     warning names each by `name` and its own key; configs may contain configs.
@@ -197,7 +202,7 @@ def plain_learner(value: Any, name: str) -> Any:
         return value
     kept = {}
     for key, part in value.items():
-        texts = [text for text in (part if isinstance(part, list) else [part]) if isinstance(text, str)]
+        texts = [text for text in _leaves(part) if isinstance(text, str)]
         full = f"{name}.{ascii(key)[1:-1]}"
         if key in _NAMING or (key != "model_type" and any("/" in text or "\\" in text for text in texts)):
             logger.warning("%s is left out: it may name code or files elsewhere, which are never fetched.", full)
@@ -247,7 +252,7 @@ def _is_plain(kind: type[PreTrainedConfig], name: str, value: Any) -> bool:
         return True
     if name not in {field.name for field in fields(kind)} - _FIELDS_OF_ALL | {"dtype", *kind.attribute_map}:
         return not hasattr(PreTrainedConfig, name) and isinstance(value, int | float)
-    return not any(isinstance(part, list | Mapping) for part in (value if isinstance(value, list) else [value]))
+    return not any(isinstance(part, Mapping) for part in _leaves(value))
 
 
 def _failure(settings: Mapping[str, Any]) -> str | None:
@@ -266,9 +271,11 @@ def _failure(settings: Mapping[str, Any]) -> str | None:
         if settings.get("dtype") not in (None, *_DTYPES):
             raise ValueError(f"dtype is none of {', '.join(_DTYPES)}")
         for name, value in settings.items():
-            limit = _FLOAT if isinstance(value, float) else _LAYERS if "layer" in name else _INTEGER
-            if isinstance(value, int | float) and not abs(value) <= limit:
-                raise ValueError(f"{name} is more than {limit:,.0f}")
+            nested = isinstance(value, list) and value != _leaves(value)  # GPT-Neo's lists say how often to repeat a layer
+            for x in _leaves(value):
+                limit = _FLOAT if isinstance(x, float) else _LAYERS if "layer" in name or nested else _INTEGER
+                if isinstance(x, int | float) and not abs(x) <= limit:
+                    raise ValueError(f"{name} is more than {limit:,.0f}")
         with torch.device("meta"):
             AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), trust_remote_code=False)
     except Exception as error:  # each architecture fails in its own way
