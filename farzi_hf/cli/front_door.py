@@ -56,10 +56,10 @@ class FrontDoor:
     def __init__(self, argv: Sequence[str]) -> None:
         how = {"return_remaining_strings": True, "look_for_args_file": False}
         self.options, rest = HfArgumentParser(Options, allow_abbrev=False).parse_args_into_dataclasses(list(argv[1:]), **how)
-        self.settings, self._args = parse_arguments((RunSettings, FarziConfig), None, ["--dataset", argv[0], *rest])
         named = {word[2:].partition("=")[0].replace("-", "_").removeprefix("no_") for word in rest if word.startswith("--")}
         if "config" in named:
             raise ValueError("--config is for a run without DATA: give the YAML in its place")
+        self.settings, self._args = parse_arguments((RunSettings, FarziConfig), None, ["--dataset", argv[0], *rest])
         fixed = {f.name: getattr(self._args, f.name) for f in fields(FarziConfig) if f.name in named - {"output_dir", "seed"}}
         if self._args.world_size > 1:
             remedy = "choose with farzi suggest DATA > config.yaml, and launch farzi distil config.yaml"

@@ -80,6 +80,7 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys):
         (["sample", "--bytes", "1,5MB"], "--bytes '1,5MB' is no size"),
         (["sample_interactions", "--splits", "0", "1"], r"splits=\[0, 1\]: the trials see one split"),
         (["sample", "--output_dir", "taken"], "output_dir='taken' is not empty"),
+        (["sample", "--config", "x.yaml"], "--config is for a run without DATA"),
         (["no-such.yaml"], "'no-such.yaml' is neither a file nor an example"),
         ([], "DATA is missing"),
     ],
@@ -89,3 +90,17 @@ def test_wrong_words_are_named(tmp_path, words, message):
     (tmp_path / "taken" / "mine").touch()
     with pytest.raises(SystemExit, match=message):
         main(["distil", *words])
+
+
+def test_options_with_hyphens_count(tmp_path, capsys):
+    """They were read, and had no effect."""
+    main(["distil", "sample", "--dry-run", "--output-dir", "mine", "--sequence-length", "7"])
+    said = capsys.readouterr().out
+    assert "would go to mine" in said
+    assert "rows of 7 in the summary" in said
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match=r"farzi suggest: .*file"):
+        main(["suggest", "sample", "--output_dir", "file/run"])

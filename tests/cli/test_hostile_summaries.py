@@ -145,6 +145,9 @@ GPT2 = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1}
         ({**GPT2, "pad_token_id": 10**9}, "pad_token_id"),
         ({**GPT2, "n_positions": 2}, "does not read 5 positions"),
         ({"model_type": "llama", "num_hidden_layers": 10**7, "hidden_size": 8}, "num_hidden_layers"),
+        ({"model_type": "gpt_neo", "attention_types": [[["global"], 10**9]]}, "attention_types is more than 1,000"),
+        ({"model_type": "gpt_neo", "attention_types": [[["a"] * 2, 10**6], [["b"], 1]]}, "attention_types is more than 1,000"),
+        ({**GPT2, "eos_token_id": [10**9]}, "eos_token_id"),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -163,6 +166,7 @@ def test_train_names_the_field_of_the_learner(summary, tmp_path, learner, key):
         {"id2label": 5}, {"num_labels": 10**9}, {"to_dict": 3}, {"auto_map": {"AutoConfig": "evil.Config"}}, {"torch_dtype": "os"},
         {"attn_implementation": "user/kernel"}, {"quantization_config": {"quant_method": "evil"}}, {"text_config": {"dtype": "os"}},
         {"_name_or_path": "/etc/passwd"}, {"n_inner": {"auto_map": 1}}, {HOSTILE: "x"},
+        {"n_inner": [[{"auto_map": 1}]]}, {"summary_type": [["/etc/passwd"]]},
     ],
     ids=str,
 )  # fmt: skip

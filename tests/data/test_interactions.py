@@ -375,6 +375,9 @@ def test_splits_of_files_are_kept(tmp_path):
                              for name, file in (("test", "test"), ("train", "train"), ("validation", "valid"))})  # fmt: skip
     again = load_interactions(in_python, min_interactions=1)
     assert splits_of(again, again.own_split()) == splits_of(data, data.own_split())
+    called_dev = DatasetDict(train=in_python["train"], dev=in_python["validation"], test=in_python["test"])
+    again = load_interactions(called_dev, min_interactions=1)  # it was left out
+    assert splits_of(again, again.own_split()) == splits_of(data, data.own_split())
     with pytest.raises(ValueError, match="the data set: its 0 parts differ"):
         load_interactions(DatasetDict(full=in_python["train"]))
     # An earlier file comes before a later one, whatever its times are; user 5 has one item, and nothing to predict.

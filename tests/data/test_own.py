@@ -214,6 +214,9 @@ def test_chats_go_through_the_template(tmp_path, tokenizer):
     expected = {f"user: {text}\nassistant: yes" for text in SENTENCES}
     assert set(everything(data)) == expected
     assert data.column == "messages"
+    tokenizer.chat_template = "{{ bos_token }}" + tokenizer.chat_template + "{{ eos_token }}\n"  # there once, as of any text
+    again = load_text(path, tokenizer=tokenizer)
+    assert [row["input_ids"] for row in again["train"]] == [row["input_ids"] for row in data["train"]]
     tokenizer.chat_template = "{% if messages[0]['content'][4] == '7' %}{{ raise_exception('No 7') }}{% endif %}text"
     with pytest.raises(ValueError, match=r"chat.jsonl: row 7 \(counted from 0\) of column 'messages' .* refuses \(No 7\): mend"):
         load_text(path, tokenizer=tokenizer)
@@ -628,3 +631,34 @@ def test_numbers_and_bytes_are_rows_and_what_is_no_number_is_none(tmp_path):
 def test_rows_that_end_in_a_delimiter_keep_their_columns(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\n" + "\n".join(f"the text {i} is this,the label,\n" for i in range(20)))
     assert all(row.startswith("the text") for rows in texts(load_text(tmp_path / "a.csv", "text")).values() for row in rows)
+
+
+TEXTS_WITH_COMMAS = [f"Sentence {i}, with a comma, and more" for i in range(120)]
+
+
+@pytest.mark.parametrize("name", ["one.csv", "one.tsv"])
+def test_a_single_column_is_whole_lines(tmp_path, name):
+    """They were cut at their first comma, without a word."""
+    path = tmp_path / name
+    path.write_text("\n".join(["text", *TEXTS_WITH_COMMAS]))
+    assert sorted(everything(load_text(path))) == sorted(TEXTS_WITH_COMMAS)
+    path.write_text("\n".join(["text", *(f'"{text}"' for text in TEXTS_WITH_COMMAS)]))
+    assert sorted(everything(load_text(path))) == sorted(TEXTS_WITH_COMMAS)
+
+
+@pytest.mark.filterwarnings("ignore::pandas.errors.ParserWarning")  # as users have it
+@pytest.mark.parametrize("place", [0, 1, 1500])
+def test_lines_with_more_cells_than_the_header_are_refused(tmp_path, place):
+    """Their last cells were left out, without a word."""
+    lines = [f"row {i} of mine,{i}" for i in range(2000)]
+    lines[place] = "Hi, there you are,0"
+    (tmp_path / "a.csv").write_text("\n".join(["text,n", *lines]))
+    with pytest.raises(ValueError, match=r"a\.csv.* cannot be read"):
+        load_text(tmp_path / "a.csv", "text")
+
+
+@pytest.mark.parametrize("ending", [".GZ", ".Bz2"])
+def test_capital_endings_of_a_compression(tmp_path, ending):
+    packed = {".GZ": gzip.compress, ".Bz2": bz2.compress}[ending]("\n".join(SENTENCES).encode())
+    (tmp_path / f"MINE.TXT{ending}").write_bytes(packed)
+    assert sorted(everything(load_text(tmp_path / f"MINE.TXT{ending}"))) == sorted(SENTENCES)

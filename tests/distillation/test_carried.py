@@ -201,3 +201,53 @@ def test_bad_settings(tmp_path, sequences, tokenizer):
     trainer = FarziTrainer(tiny_learner(len(tokenizer)), args, rows, processing_class=tokenizer)
     with pytest.raises(ValueError, match="torch_compile"):
         trainer.train()
+
+
+def dropping(vocab_size: int) -> GPT2Config:
+    return GPT2Config(vocab_size=vocab_size, n_positions=64, n_embd=16, n_layer=1, n_head=2, bos_token_id=2, eos_token_id=3)
+
+
+@pytest.mark.parametrize("adjoint", ["tape", "reversible"])
+def test_a_teacher_labels_without_dropout_while_the_trainer_trains(sequences, tokenizer, tmp_path, adjoint):
+    """Trainer sets the summary into training mode, and so it set the teacher: labels were another draw in each reading."""
+    settings = {**CARRIED, "storage": "exact", "inner_optimizer": "adam", "adjoint": adjoint, "max_steps": 2}
+    trainer = tiny_trainer(tmp_path, sequences, tokenizer, {"learner_init": dropping(len(tokenizer))}, **settings)
+    modes, loss = [], trainer.compute_loss
+    trainer.compute_loss = lambda *args, **kwargs: modes.append(trainer.model.teacher.training) or loss(*args, **kwargs)
+    trainer.train()
+    assert (trainer.model.training, modes) == (True, [False, False])
+    assert trainer.run.non_finite_steps == 0
+    first, second = (trainer.evaluate() for _ in range(2))
+    assert first["eval_loss"] == second["eval_loss"]
+    assert not trainer.model.collator().teacher.model.training
+
+
+class Scaled(GPT2LMHeadModel):
+    """A model that its config does not describe."""
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = 2 * output.logits
+        return output
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # which peft asks for
+@pytest.mark.parametrize(
+    ("init", "message"),
+    [
+        (lambda: Scaled(dropping(54)), "teacher: a model with its config and parameters predicts otherwise; give a plain one, or labels='own'"),
+        (lambda: peft_model(dropping(54)), "teacher: its config makes other parameters .*; give a plain one, or labels='own'"),
+    ],
+    ids=["scaled", "lora"],
+)  # fmt: skip
+def test_a_teacher_that_its_config_does_not_make_is_refused_before_it_trains(sequences, tokenizer, tmp_path, init, message):
+    assert len(tokenizer) == 54
+    with pytest.raises(ValueError, match=message):
+        tiny_trainer(tmp_path, sequences, tokenizer, {"learner_init": init}, **CARRIED, max_steps=0)
+
+
+def peft_model(config: GPT2Config):
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(
+        GPT2LMHeadModel(config), peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    )

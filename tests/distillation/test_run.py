@@ -415,3 +415,19 @@ def test_a_folder_that_appears_during_the_run_is_not_written_into(make):
     with pytest.raises(ValueError, match=r"holds checkpoint-3, which no FarziTrainer"):
         trainer.train()
     assert [path.name for path in Path(trainer.args.output_dir, "checkpoint-3").iterdir()] == ["weights.bin"]
+
+
+def test_the_callers_random_numbers_change_nothing(sequences, tokenizer, tmp_path):
+    """Accelerate's sampler of real rows took torch's global seed: `torch.manual_seed`, or another trainer, before `train()` made another run."""
+    args, make_in = (
+        {"max_steps": 3, "per_device_train_batch_size": 16},
+        lambda out, **how: tiny_trainer(out, sequences, tokenizer, **how),
+    )
+    trainer = make_in(tmp_path / "first", **args)
+    trainer.train()
+    expected = [x.detach().clone() for x in trainer.model.parameters()]
+    other = make_in(tmp_path / "other", **args)
+    torch.manual_seed(1234)
+    other.train()
+    for x, y in zip(other.model.parameters(), expected, strict=True):
+        assert torch.equal(x, y)

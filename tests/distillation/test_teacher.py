@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset
 from safetensors.torch import save_file
 from tiny_trainer import tiny_learner
-from transformers import AutoModelForCausalLM, GPT2Config
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from farzi_hf import FarziData, FarziDataConfig, SASRecConfig
 from farzi_hf.data import SequenceCollator, flatten_sequences
@@ -20,6 +20,7 @@ from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
 from farzi_hf.distillation.learner import whole
+from farzi_hf.distillation.packing import _rounded, _with_scales
 from farzi_hf.distillation.rows import RealData, real_batches, validation_loss
 from farzi_hf.distillation.teacher import Labelling, Teacher, TeacherTraining, label, linear_head, seconds_of
 from farzi_hf.engine import Direct, InnerAdam, InnerAdamW, Reversible, Tape
@@ -416,3 +417,20 @@ def test_teachers_predict_only_what_labels_and_mask_leave(stream):
     rows = Dataset.from_list([row] * 3)
     data = RealData(RowStream(rows.to_iterable_dataset(), lambda rows: rows) if stream else rows, SequenceCollator())
     assert real_batches(data, 2, 3, seed=0)(1)["labels"].tolist() == [[-100, -100, 6, -100]] * 2
+
+
+@pytest.mark.parametrize("rows", [1, 2, 50])
+def test_scales_of_few_rows_and_of_columns_far_from_zero_keep_the_numbers(rows):
+    """A matrix of one row has no deviation, and a column whose numbers are alike a small one: most of it was cut off."""
+    weight = torch.linspace(1.0, 2.0, 8) + 0.01 * torch.randn(rows, 8, generator=torch.Generator().manual_seed(0))
+    params = _rounded(_with_scales({"w": weight}, 31), 31)
+    torch.testing.assert_close(params["w"], weight, rtol=0.1, atol=0)
+
+
+def test_room_for_the_labels_of_a_given_teacher(make):
+    """It was that of the learner's head, which is narrower here."""
+    wide = GPT2LMHeadModel(
+        GPT2Config(vocab_size=54, n_positions=64, n_embd=24, n_layer=1, n_head=2, bos_token_id=2, eos_token_id=3)
+    )
+    trainer = make({"teacher": wide}, inputs="tokens", labels="own")
+    assert trainer.model.config.label_dim == 24

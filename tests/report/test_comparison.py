@@ -16,7 +16,7 @@ from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.data import flatten_sequences
 from farzi_hf.metrics import rank_metrics
-from farzi_hf.report import BASELINES, Measured, RunSettings, pooled_row
+from farzi_hf.report import BASELINES, Measured, RunSettings, comparison, pooled_row
 from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER
 from farzi_hf.tasks import Recommendation
 
@@ -146,3 +146,15 @@ def test_full_data_for_long_may_be_longer_than_a_teacher_and_is_so_by_its_settin
     training = longer[1].long_training
     assert (training.steps, training.batch_size) == (40, 8)
     assert longer[0].args.make_teacher_training().steps == 3
+
+
+def test_a_large_vocabulary_is_evaluated_in_small_batches(started, monkeypatch):
+    """All logits of 128 rows of GPT-2's vocabulary took nine GiB."""
+    _, c = started(*TEXT)
+    student, sizes, rows = c.summary_student(0), [], c.splits["test"]
+    expected = c.statistics(student, rows)
+    longest = max(map(len, rows["input_ids"]))
+    monkeypatch.setattr(comparison, "_LOGITS", 3 * longest * c.learner.vocab_size)
+    found = c.statistics(lambda batch: sizes.append(len(batch["input_ids"])) or student(batch), rows)
+    assert max(sizes) == 3
+    assert c.task.metrics(found) == pytest.approx(c.task.metrics(expected))

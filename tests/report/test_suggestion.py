@@ -5,9 +5,10 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from datasets import DatasetDict
+from datasets import Dataset, DatasetDict
 from tiny_recipes import small_interactions, small_text
 
 from farzi_hf import FarziConfig, FarziTrainer, LanguageModeling, Recommendation, suggest
@@ -400,3 +401,15 @@ def test_steps_take_more_rows_on_a_gpu(text, tmp_path, monkeypatch):
     assert students[0]["inner_learning_rate"] == float(
         f"{0.02 * 2**0.5 * 2**0.5:.2g}"
     )  # of a width of 8, and of four times the rows
+
+
+@pytest.mark.parametrize(
+    ("lengths", "enough"), [([5] * 99 + [61], 60), ([5] * 99 + [64], 64), ([50] * 999 + [128], 50), ([5] * 20, 10)], ids=str
+)
+def test_students_of_text_read_nearly_all_positions_that_are_tested(lengths, enough, text, tmp_path):
+    """Positions after the end of their rows kept random embeddings, and were tested."""
+    rows = Dataset.from_dict({"input_ids": [[4] * length for length in lengths]})
+    found = search((DatasetDict(train=rows, validation=text[0]["validation"]), text[1]), tmp_path)
+    beyond = np.maximum(np.array(lengths) - found.length, 0).sum() / sum(lengths)
+    assert found.length == enough
+    assert beyond <= 0.002

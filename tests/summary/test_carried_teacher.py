@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from datasets import load_dataset
+from datasets import Dataset, load_dataset
 from tiny_artefacts import WORDS, word_tokenizer
-from tiny_models import CONFIGS, FAMILIES, LENGTH, V, arguments, soft_trainer, tiny_model
+from tiny_models import ATTENTION, CONFIGS, FAMILIES, LENGTH, V, arguments, soft_trainer, tiny_model
 from torch.utils.data import DataLoader
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from farzi_hf import FarziConfig, FarziTrainer
+from farzi_hf.data import SequenceCollator
+from farzi_hf.distillation.learner_model import readable_positions
+from farzi_hf.models import RNNConfig, RNNForCausalLM
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.endless import WrittenRows
 from farzi_hf.summary.store.tensor_file import STORAGES
-from farzi_hf.summary.teacher import rounded
+from farzi_hf.summary.teacher import LinearHead, rounded
 
 SHARES = torch.arange(V, dtype=torch.float32)
 """Entry 0 is never drawn."""
@@ -258,3 +265,61 @@ def test_rounding_passes_straight_through():
     assert weight.grad.flatten().tolist() == [1.0, 1.0, 0.0]
     # d/ds of s · round(W/s) with ∂round = 1: round(W/s) − W/s inside the clamp, −n outside.
     torch.testing.assert_close(scale.grad, torch.tensor([(0 - 0.48) + (2 - 1.8) - 3]))
+
+
+# -- other architectures ---------------------------------------------------------------------------------------------
+
+OTHERS = {
+    "qwen2_moe": {**ATTENTION, "num_key_value_heads": 2, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8,
+                  "shared_expert_intermediate_size": 8, "decoder_sparse_step": 1},  # a matrix of one row
+    "gpt_neo": {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 32,
+                "intermediate_size": 16, "attention_dropout": 0.0, "embed_dropout": 0.0, "resid_dropout": 0.0},  # lists in lists
+    "mamba2": {"hidden_size": 16, "num_hidden_layers": 1, "state_size": 4, "num_heads": 8, "head_dim": 4, "n_groups": 1, "chunk_size": 8},  # ∞
+    "rwkv": {"hidden_size": 16, "num_hidden_layers": 2, "attention_hidden_size": 16, "context_length": 32, "rescale_every": 1},
+    "gemma2": {**ATTENTION, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0},  # a soft cap
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "kind", ["qwen2_moe", "gpt_neo", "mamba2", *(pytest.param(x, marks=pytest.mark.slow) for x in ("rwkv", "gemma2"))]
+)
+def test_other_architectures_are_trained_packed_and_loaded(kind, tmp_path):
+    config = AutoConfig.for_model(kind, **{"vocab_size": V, "bos_token_id": 1, "eos_token_id": 2, **OTHERS[kind]})
+    rows = Dataset.from_dict(
+        {"input_ids": torch.randint(1, V, (64, LENGTH), generator=torch.Generator().manual_seed(0)).tolist()}
+    )
+    args = FarziConfig(
+        str(tmp_path), sequence_length=LENGTH, num_sequences=4, teacher_steps=6, teacher_batch_size=8, packing_steps=4, inner_steps=2,
+        synthetic_batch_size=4, max_steps=0, eval_students=1, disable_tqdm=True, use_cpu=True,
+    )  # fmt: skip
+    trainer = FarziTrainer(
+        learner_init=config, args=args, train_dataset=rows, eval_dataset=rows, data_collator=SequenceCollator()
+    )
+    trainer.train()
+    assert math.isfinite(trainer.evaluate()["eval_loss"])
+    trainer.model.save_pretrained(tmp_path / "summary")
+    again, ids = FarziData.from_pretrained(tmp_path / "summary"), torch.arange(1, LENGTH)[None]
+    assert torch.equal(again.teacher(ids).logits, trainer.model.teacher(ids).logits)
+
+
+def test_a_soft_cap_is_found_where_the_padding_has_no_numbers():
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma2", vocab_size=V, **OTHERS["gemma2"]))
+    assert LinearHead.of(model.eval()) is None
+    model.config.final_logit_softcapping = None
+    assert LinearHead.of(model) is not None
+
+
+def test_a_model_without_a_padding_token_reads_all_positions():
+    model = RNNForCausalLM(RNNConfig(vocab_size=V, hidden_size=8))
+    assert not hasattr(model.config, "pad_token_id") or model.config.pad_token_id is None
+    assert readable_positions(model.eval(), LENGTH) == LENGTH
+
+
+@pytest.mark.parametrize("storage", sorted(STORAGES))
+def test_a_number_that_is_no_vector_is_stored(storage):
+    way, x = STORAGES[storage], {"teacher.scale": torch.tensor(1.25), "teacher.w": torch.randn(3, 4)}
+    layout = way.layout({name: tuple(value.shape) for name, value in x.items()}, list(x))
+    stored = way.stored(x)
+    assert layout.keys() == stored.keys()
+    assert stored["teacher.scale"] == 1.25

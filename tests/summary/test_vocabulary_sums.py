@@ -82,6 +82,20 @@ def test_cross_entropy_of_ids_is_torchs_and_positions_count_as_much_as_they_shou
     torch.testing.assert_close(linear_cross_entropy(z, None, None, HardTargets(ids), counts), (losses * times).sum())
 
 
+@pytest.mark.parametrize(
+    ("states", "counts"), [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float64", "float32"), ("float32", "bool")]
+)
+def test_counts_of_another_type_than_the_sum(states, counts):
+    """The last states of a model under autocast, and weights in float32 of a model in float64, ended in an error of torch."""
+    states, counts = (getattr(torch, name) for name in (states, counts))
+    h, w = (normal(*shape, seed=i).detach().to(states).requires_grad_() for i, shape in enumerate([(N, K), (V, K)]))
+    c = (torch.arange(N) % 2).to(counts)
+    loss = linear_cross_entropy(h, w, None, HardTargets(torch.arange(N) % V), c)
+    expected = F.cross_entropy((h @ w.T).double(), torch.arange(N) % V, reduction="none") @ c.double()
+    torch.testing.assert_close(loss.double(), expected, rtol=0.02, atol=0)
+    assert all(g.isfinite().all() for g in torch.autograd.grad(loss, [h, w]))
+
+
 def test_soft_tokens_take_no_counts():
     with pytest.raises(ValueError, match="counts are given beside SoftTokens"):
         linear_cross_entropy(normal(N, K), normal(V, K), None, SoftTokens(normal(N, V), None), torch.ones(N))

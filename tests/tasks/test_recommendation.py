@@ -21,7 +21,7 @@ from farzi_hf.metrics import (
     recommendation_metrics,
     target_ranks,
 )
-from farzi_hf.tasks import items
+from farzi_hf.tasks import Recommendation, items
 
 MODULE = Path(items.__file__)
 USERS, V = 40, 30
@@ -170,3 +170,13 @@ def test_statistics_and_histories_of_another_kind_are_refused():
     labels = torch.tensor([[3, 4, 5], [2, -100, -100]])
     with pytest.raises(ValueError, match=r"labels\[1\] has no item before the target: give histories of at least two"):
         target_ranks(torch.randn(2, 3, 9), labels)
+
+
+def test_of_few_items_a_hundred_say_nothing():
+    """Where a catalogue has a hundred items, any model has HR@100 of 100 %."""
+    few, many = (Recommendation([str(i) for i in range(n)]) for n in (101, 2000))
+    ranks = np.array([[3.0, 0.9], [60.0, 0.4]])
+    assert (few.metric, many.metric) == ("hr@10", "hr@100")
+    assert few.error(ranks) == -0.5
+    assert many.error(ranks) == -1.0
+    assert few.ratio([[ranks]], [[ranks[[1, 1]]]])[0] == np.inf
