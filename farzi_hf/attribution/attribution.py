@@ -195,7 +195,7 @@ def attribute(
         FloatingPointError: the training diverged, or its derivative did.
     """
     replay = Replay.of(trainer, damping)
-    of_test = trainer.get_eval_dataloader(test_dataset)
+    of_test = trainer.get_test_dataloader(test_dataset)  # the Trainer keeps that of an evaluation
     count, device = len(of_test.dataset), trainer.args.device
     batches = (replay.batch(of_test, [query]) for query in range(count))
     empty = [query for query, batch in enumerate(batches) if not (batch["labels"][:, 1:] != IGNORED).any()]
@@ -262,7 +262,12 @@ def _kept(path: Path | None, identity: str, make: Callable[[], dict[str, Tensor]
 def _identity(replay: Replay, of_test: DataLoader, shape: torch.Size) -> str:
     """A hash of all that the scores depend on: θ_0, the rows and their order, the optimizer, the queries, and the shape of the weights."""
     rates = [replay.optimizer.rate(step) for step in range(1, replay.steps + 1)]
-    digest = hashlib.sha256(repr((*shape, replay.order, rates, replace(replay.optimizer, lr_schedule=None))).encode())
+    model = (
+        [is_constant(x) for x in replay.start.values()],
+        replay.learner.model.config.to_json_string(),
+        replay.trainer.args.bf16,
+    )
+    digest = hashlib.sha256(repr((*shape, replay.order, rates, replace(replay.optimizer, lr_schedule=None), model)).encode())
     for loader in (replay.loader, of_test):
         for row in range(len(loader.dataset)):
             digest.update(fingerprint(replay.batch(loader, [row])).encode())

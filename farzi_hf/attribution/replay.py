@@ -60,7 +60,10 @@ class Replay(RowTraining):
         apart = args.world_size > 1 and not args.average_tokens_across_devices
         _refuse(apart, "each process takes a mean of its own; leave average_tokens_across_devices=True")
         _refuse(args.fp16, "fp16=True scales its losses; set bf16=True, or none of both")
+        _refuse(bool(args.neftune_noise_alpha), "NEFTune draws noise; leave out neftune_noise_alpha")
+        _refuse(args.load_best_model_at_end, "it may end with an earlier model; leave that out, and set max_steps to that step")
         loader = trainer.get_train_dataloader()
+        _refuse(not len(loader), "its training set makes no batch; lower per_device_train_batch_size, or keep incomplete batches")
         order = _order(trainer, loader)
         learner = Learner(lambda: copy.deepcopy(model).cpu()).to(args.device)
         base = getattr(model, "get_base_model", lambda: model)()  # without PEFT's class around it, as `Learner` has it
@@ -174,8 +177,13 @@ def _optimizer(trainer: Trainer, named: dict[str, nn.Parameter], steps: int) -> 
     kind, groups = type(made).__name__, [group for group in made.param_groups if group["params"]]
     known = torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD
     _refuse(type(made) not in known, f"no optimizer here is its {kind}; use AdamW")
-    stairs = not isinstance(schedule, LambdaLR)
-    _refuse(stairs, f"its {type(schedule).__name__} is no function of the step; set another lr_scheduler_type")
+    stairs = not isinstance(schedule, LambdaLR) or any(each is not schedule.lr_lambdas[0] for each in schedule.lr_lambdas)
+    _refuse(
+        stairs, f"its {type(schedule).__name__} is no function of the step, one for all parameters; set another lr_scheduler_type"
+    )
+    stepped = {id(x) for group in groups for x in group["params"]}
+    left_out = [name for name, x in named.items() if x.requires_grad and id(x) not in stepped]
+    _refuse(bool(left_out), f"its optimizer leaves out {', '.join(left_out):.200}, which require a gradient; freeze them")
     first, decays = groups[0], {group["weight_decay"] for group in groups}
     alike = first.keys() - {"params", "weight_decay"}
     unlike = [name for name in first if name in alike and any(group[name] != first[name] for group in groups)]

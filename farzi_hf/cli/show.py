@@ -31,7 +31,8 @@ def command(argv: Sequence[str]) -> None:
         print(markdown([{"the summary": name, "": value} for name, value in facts(farzi).items()], texts=[""]))
         fixed = farzi if farzi.carried is None else farzi.materialize(min(farzi.config.num_sequences, args.sequences))
         decoded = Decoded(fixed.tensors, fixed.config, fixed.vocabulary.readable, args.top_k)[: args.sequences]
-        print("\n" + markdown(positions(decoded, args.positions), texts=["input", "likeliest entries", "its label"]))
+        shown = positions(decoded, args.positions, fixed.config.inputs != "soft")
+        print("\n" + markdown(shown, texts=["input", "likeliest entries", "its label"]))
         if rows := farzi.results.metrics.get("table"):
             print("\n" + markdown(results(rows)))
 
@@ -65,8 +66,8 @@ def facts(farzi: FarziData) -> dict[str, str]:
     return {name: str(value) for name, value in known.items() if value is not None}
 
 
-def positions(decoded: Sequence[Sequence[dict[str, Any]]], count: int) -> list[dict[str, str]]:
-    """The first positions of these sequences, a row each."""
+def positions(decoded: Sequence[Sequence[dict[str, Any]]], count: int, of_ids: bool) -> list[dict[str, str]]:
+    """The first positions of these sequences, a row each; whether their inputs are ids."""
 
     def likeliest(position: dict[str, Any], kind: str = "") -> str:
         shown = zip(position[f"{kind}tokens"], position[f"{kind}probabilities"], strict=True)
@@ -76,7 +77,7 @@ def positions(decoded: Sequence[Sequence[dict[str, Any]]], count: int) -> list[d
     for i, sequence in enumerate(decoded):
         for j, position in enumerate(sequence[:count]):
             row = {"sequence, position": f"{i}, {j}"}
-            if position["probabilities"] == [1.0]:
+            if of_ids:
                 row["input"] = terminal_text(position["tokens"][0], 40)
             else:
                 row |= {"entropy (nats)": f"{position['entropy']:.2f}", "likeliest entries": likeliest(position)}

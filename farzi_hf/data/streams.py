@@ -9,16 +9,7 @@ import pyarrow as pa
 import torch
 from datasets import Dataset, IterableDataset, concatenate_datasets
 
-from farzi_hf.data.sequences import (
-    SAMPLED_IDS,
-    as_rows,
-    attended,
-    flatten_sequences,
-    in_memory,
-    sampled_sequences,
-    sequences_fingerprint,
-    stored_sequences,
-)
+from farzi_hf.data import sequences
 
 Row = dict[str, Any]
 
@@ -71,12 +62,12 @@ class RowStream(torch.utils.data.IterableDataset):
         """The rows again and again; each is drawn from the next `SHUFFLE_BUFFER` rows, in another order in each epoch."""
         return _again_and_again(self._rows.shuffle(seed, buffer_size=SHUFFLE_BUFFER))
 
-    def head(self, ids: int = SAMPLED_IDS, rows: int | None = None) -> Dataset:
+    def head(self, ids: int = sequences.SAMPLED_IDS, rows: int | None = None) -> Dataset:
         """The first rows: `rows` of them, or those that hold about so many ids together; all, if there are fewer."""
         parts, read = [], 0
         for table in self._rows.with_format("arrow").iter(_READ):
             parts.append(_of_table(table))
-            read += len(table) if rows else len(stored_sequences(parts[-1])[0])
+            read += len(table) if rows else len(sequences.stored_sequences(parts[-1])[0])
             if read >= (rows or ids):
                 break
         if not parts and self._first is None:
@@ -92,19 +83,19 @@ def described(dataset: Dataset | RowStream | None) -> dict[str, Any] | None:
     if dataset is None:
         return None
     if isinstance(dataset, RowStream):
-        return {"stream": True, "fingerprint": sequences_fingerprint(dataset.head(rows=_DESCRIBED))}
-    return {"sequences": len(dataset), "fingerprint": sequences_fingerprint(dataset)}
+        return {"stream": True, "fingerprint": sequences.sequences_fingerprint(dataset.head(rows=_DESCRIBED))}
+    return {"sequences": len(dataset), "fingerprint": sequences.sequences_fingerprint(dataset)}
 
 
 def start_sequences(dataset: Dataset | RowStream, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """`sampled_sequences`, or the head of a stream, without masked positions: from these a summary's start is computed."""
     if isinstance(dataset, RowStream):
-        return flatten_sequences(attended(dataset.head()))
-    return sampled_sequences(attended(dataset), seed)
+        return sequences.flatten_sequences(sequences.attended(dataset.head()))
+    return sequences.sampled_sequences(sequences.attended(dataset), seed)
 
 
 def _of_table(table: pa.Table) -> Dataset:
-    return in_memory(**dict(zip(table.column_names, table.columns, strict=True)))
+    return sequences.in_memory(**dict(zip(table.column_names, table.columns, strict=True)))
 
 
 def _again_and_again(rows: IterableDataset, first: list[int] | None = None) -> Iterator[Row]:
@@ -114,7 +105,7 @@ def _again_and_again(rows: IterableDataset, first: list[int] | None = None) -> I
         rows.set_epoch(epoch)
         columns = None
         for columns in rows.iter(_READ):  # iter() does not divide a stream among the workers of a DataLoader
-            for row in as_rows(columns):
+            for row in sequences.as_rows(columns):
                 if first not in (None, row["input_ids"]):
                     raise ValueError(_ONCE)
                 first = None

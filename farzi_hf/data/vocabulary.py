@@ -86,8 +86,8 @@ class TokenVocabulary(Vocabulary):
     def readable(self) -> Vocabulary:
         """Tokens as they stand in a text: a byte-level tokenizer calls a space Ġ. A part of a character keeps its name."""
         decode = self.tokenizer.convert_tokens_to_string
-        texts = {name: decode([name]) for name in self.names(1 + max((i for i, _ in self.pairs()), default=-1))}
-        return ItemVocabulary([name if "\ufffd" in text or not text else text for name, text in texts.items()])
+        texts = [(name, decode([name])) for name in self.names(1 + max((i for i, _ in self.pairs()), default=-1))]
+        return ItemVocabulary([name if "\ufffd" in text or not text else text for name, text in texts])
 
     def text(self, tokens: Sequence[str]) -> str:
         """The decoded text, special tokens included. A name that no token has stands for itself, unless the tokenizer has an unknown token."""

@@ -37,6 +37,7 @@ UNSUPPORTED = {
     "fp16_full_eval": "it would round the summary itself, because this is the Trainer's model; leave it out",
     "bf16_full_eval": "it would round the summary itself, because this is the Trainer's model; leave it out, or set bf16",
     "label_smoothing_factor": "the objective is the outer loss, and it has no smoothing; leave it out",
+    "neftune_noise_alpha": "it is noise on a model's embeddings, and this Trainer's model is the summary; leave it out",
     "gradient_checkpointing": "the adjoint decides what is kept: set adjoint='checkpoint' or 'reversible'; and checkpoint_layers, for a deep learner",
     "save_only_model": "a run could not go on from such a checkpoint, and the optimizer's state is twice a summary; leave it out",
     "torch_compile_backend": "the inner loop is compiled by torch's own; leave it out",
@@ -171,6 +172,8 @@ class FarziConfig(TrainingArguments):
         check_settings(self)
         if not 0 <= self.learning_rate < math.inf:
             raise ValueError(f"learning_rate={self.learning_rate} is not usable; give a number such as 0.01")
+        if (order := getattr(self, "train_sampling_strategy", "random")) not in ("random", "sequential"):
+            raise ValueError(f"train_sampling_strategy={order!r} follows no seed; leave it at 'random'")
         if self.checkpoint_layers and self.torch_compile:  # compiled code does not see through it
             raise ValueError("checkpoint_layers=True goes with plain code, not with torch_compile=True; leave one out")
         if (self.window or 0) > self.inner_steps:

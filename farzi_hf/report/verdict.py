@@ -66,8 +66,9 @@ class Verdict:
         }  # fmt: skip
         faster, smaller = full.seconds / max(ours.seconds, 0.01), full.nbytes / ours.nbytes
         against = []
-        if not share >= POOR:  # a NaN too
-            against.append(f"its student has {100 * share:.0f} % of the quality of full data")
+        if not POOR <= share < math.inf:  # a NaN too; infinite where full data have no hit
+            none = share == math.inf and "full data get nothing right on the test part, which is too small"
+            against.append(none or f"its student has {100 * share:.0f} % of the quality of full data")
         if counted is not None and not task.share([ours.students], [counted.students]) > 1:
             against.append(f"the counted model '{counted.method}' is as good and needs no training")
         if smaller <= 1 and faster < FASTER:

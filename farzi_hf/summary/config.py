@@ -109,7 +109,7 @@ class FarziDataConfig(PreTrainedConfig):
         """
         if not vocabulary.named:
             return
-        size, found = len(vocabulary), vocabulary.hash()
+        size, found = 1 + max((i for i, _ in vocabulary.pairs()), default=-1), vocabulary.hash()
         if size > self.vocab_size:
             raise ValueError(f"{argument} brings {size} entries, the summary has {self.vocab_size}; use its own")
         if self.vocabulary_hash not in (None, found):

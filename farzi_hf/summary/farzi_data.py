@@ -30,7 +30,7 @@ from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER, inner_optimiz
 from farzi_hf.summary.reading import Decoded, check_numbers, decode, hard_rows
 from farzi_hf.summary.soft_tokens import SoftTokens, vocabulary_size
 from farzi_hf.summary.soft_training import SoftTokenCollator
-from farzi_hf.summary.store.card import Contents
+from farzi_hf.summary.store.card import OF_THE_DATA, Contents
 from farzi_hf.summary.store.folder import CONFIG, TENSORS, ArtefactFolder, read_artefact
 from farzi_hf.summary.store.hub import fetch_artefact, push_folder
 from farzi_hf.summary.store.tensor_file import SHARES, STORAGES, TEACHER, fingerprint, load_tensors
@@ -99,6 +99,9 @@ class FarziData(nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """The inverse of `state_dict`."""
         missing, unexpected = super().load_state_dict(state_dict, strict=False, assign=assign)
+        if assign and self.config.labels == "teacher":  # weights that layers share are there once
+            self.teacher.tie_weights()
+            self._carried = None
         missing = [name for name in missing if name in self._names]
         if strict and (missing or unexpected):
             raise RuntimeError(f"state_dict lacks {missing} and has {unexpected} beside; give that of such a summary")
@@ -347,7 +350,9 @@ class FarziData(nn.Module):
         tensors = {
             "input_ids": ids.int().to(latents.device), "label_latents": latents.view(num_sequences, length, -1), "label_decoder": decoder.contiguous()
         }  # fmt: skip
-        return FarziData(config, self.processing_class, tensors)
+        found = FarziData(config, self.processing_class, tensors)
+        found._results = self._results[0], ""
+        return found
 
     def fixed(self) -> FarziData:
         """This summary; where it carries a teacher, its first μ rows with their labels, to be read and shown."""
@@ -482,9 +487,10 @@ class FarziData(nn.Module):
 
     @property
     def results(self) -> Results:
-        """The metrics, recipe and plots of the last save or load; empty if latents or decoder have changed since."""
+        """The metrics, recipe and plots of the last save or load; of tensors that have changed since, what is known of their data alone."""
         results, fingerprint = self._results
-        return results if fingerprint == self.fingerprint() else Results()
+        of_data = Results({name: x for name, x in results.metrics.items() if name in OF_THE_DATA})
+        return results if fingerprint == self.fingerprint() else of_data
 
     def fingerprint(self) -> str:
         """A hash of all tensors: two summaries with equal fingerprints teach a student the same."""

@@ -124,7 +124,9 @@ def _check(inner: Mapping[str, Any]) -> None:
 
 def _stock_optimizer(optimizer: InnerOptimizer, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The optimizer under the names of `TrainingArguments`. Warns of what Trainer does otherwise; raises ValueError if it has no such one."""
-    settings = optimizer.stock_settings()
+    settings, own = optimizer.stock_settings(), {"optim", "learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon"}
+    if optimizer.stock_class and (given := sorted(own & changes.keys())):
+        logger.warning("%s: no effect beside optimizer_cls_and_kwargs; leave that out, or change config.inner.", ", ".join(given))
     if settings is None and "optim" not in changes:
         raise ValueError(
             f"the inner optimizer of this summary, {type(optimizer).__name__}, has no equal among Trainer's; give optim=…, learning_rate=…"

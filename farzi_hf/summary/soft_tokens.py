@@ -230,7 +230,7 @@ def feed_soft_tokens(model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]
     SoftTokens(soft, None).check(entries)
     # Autocast would round the product to half precision, and a one-hot token would no longer be exactly its id.
     with torch.autocast(soft.device.type, enabled=False):
-        table = model.get_input_embeddings()(torch.arange(entries, device=soft.device))
+        table = model.get_input_embeddings()(torch.arange(entries, device=soft.device)[None])[0]  # as its hooks expect it
         embeds = soft.to(table.dtype) @ table
     # Only Trainer needs shift_labels, for counting. A model without **kwargs would raise TypeError.
     kept = {key: value for key, value in kwargs.items() if key not in ("input_ids", "shift_labels")}

@@ -43,7 +43,8 @@ def token_statistics(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: to
     scores, targets = scores[:, :-1].float(), labels[:, 1:]
     valid = targets != IGNORED
     nll = F.cross_entropy(scores.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
-    return torch.stack([nll, ((scores.argmax(-1) == targets) & valid).float(), valid.float()], dim=-1)
+    right = (scores.argmax(-1) == targets) & valid & ~nll.isnan()  # of NaN, the first would be the largest
+    return torch.stack([nll, right.float(), valid.float()], dim=-1)
 
 
 def sentence_totals(statistics: np.ndarray) -> np.ndarray:

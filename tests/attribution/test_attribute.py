@@ -353,3 +353,56 @@ def test_queries_that_predict_nothing_and_trainings_that_diverge(tmp_path):
     wild = {"optim": "sgd", "weight_decay": 0.0, "learning_rate": 1e30, "max_grad_norm": 0.0, "warmup_steps": 0}
     with pytest.raises(FloatingPointError, match=r"not finite after 5 steps with optimizer=InnerSGD\("):
         attribute(trainer(tmp_path, **wild), rows(1, seed=1))
+
+
+def partly_stepped(folder) -> Trainer:
+    of = trainer(folder)
+    of.optimizer = torch.optim.AdamW(of.model.transformer.h.parameters())
+    return of
+
+
+def unlike_groups(folder) -> Trainer:
+    of = trainer(folder)
+    names = dict(of.model.named_parameters())
+    groups = [{"params": [x for name, x in names.items() if ("wte" in name) is of_table]} for of_table in (True, False)]
+    of.optimizer = torch.optim.AdamW(groups, lr=1e-2)
+    of.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(of.optimizer, [lambda step: 1.0, lambda step: 0.3**step])
+    return of
+
+
+def with_best(folder) -> Trainer:
+    of = trainer(folder)
+    of.args.load_best_model_at_end = True
+    return of
+
+
+SILENT = {
+    "part": (partly_stepped, r"its optimizer leaves out transformer\.wte\.weight"),
+    "groups": (unlike_groups, "its LambdaLR is no function of the step, one for all parameters"),
+    "neftune": (lambda folder: trainer(folder, neftune_noise_alpha=20.0), "NEFTune draws noise"),
+    "best": (with_best, "it may end with an earlier model"),
+    "empty": (
+        lambda folder: trainer(folder, per_device_train_batch_size=16, dataloader_drop_last=True, max_steps=6), "its training set makes no batch"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SILENT)
+def test_what_gave_wrong_scores_or_no_end_is_refused(tmp_path, case):
+    make, message = SILENT[case]
+    with pytest.raises(ValueError, match=f"trainer cannot be replayed: {message}"):
+        attribute(make(tmp_path), rows(1, seed=1))
+
+
+def test_kept_scores_of_a_model_that_trains_otherwise_are_refused(tmp_path):
+    attribute(trainer(tmp_path), rows(2, seed=1), resume_dir=tmp_path / "parts")
+    for model in (frozen(), AutoModelForCausalLM.from_config(config_of("gpt2", n_head=1))):
+        model.load_state_dict(tiny_model("gpt2").state_dict())
+        with pytest.raises(ValueError, match="is of another training"):
+            attribute(trainer(tmp_path, model), rows(2, seed=1), resume_dir=tmp_path / "parts")
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_queries_are_not_kept_for_the_trainers_own_evaluations(tmp_path):
+    of = trainer(tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True)
+    assert [attribute(of, rows(count, seed=count)).scores.shape for count in (2, 3)] == [(2, N), (3, N)]

@@ -160,6 +160,7 @@ NOT_USABLE = {
     "concentration=nan is not usable; give a number above 0, or None": {"inputs": "soft", "concentration": float("nan")},
     "concentration=0.0 is not usable": {"inputs": "soft", "initialization": "clusters", "concentration": 0.0},
     "learning_rate=nan is not usable": {"learning_rate": float("nan")},
+    "train_sampling_strategy='group_by_length' follows no seed": {"train_sampling_strategy": "group_by_length"},
     "inner_steps_min=11 is more than inner_steps=10; lower inner_steps_min": {"inner_steps": 10, "inner_steps_min": 11},
     "settings of the inner optimizer, inner_…: lr": {"inner_learning_rate": -1.0},
     "settings of the inner optimizer, inner_…: betas": {"inner_betas": [0.9]},
@@ -185,7 +186,12 @@ def test_settings_out_of_range_are_refused_at_once(message):
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_a_setting_of_the_trainer_that_a_distillation_has_no_use_for_is_refused(name):
-    given = {"label_smoothing_factor": 0.1, "deepspeed": {"zero_optimization": {"stage": 2}}, "fsdp": "full_shard"}
+    given = {
+        "label_smoothing_factor": 0.1,
+        "neftune_noise_alpha": 5.0,
+        "deepspeed": {"zero_optimization": {"stage": 2}},
+        "fsdp": "full_shard",
+    }
     given["torch_compile_backend"] = "inductor"
     with pytest.raises(ValueError, match=rf"^{name}=.* is not supported: [^\n]+$"):
         config(**{name: given.get(name, True)})

@@ -10,7 +10,7 @@ from tiny_trainer import tiny_trainer
 
 from farzi_hf.report.comparison import Measured, pooled_row
 from farzi_hf.report.verdict import FULL, LONG, Verdict, compare
-from farzi_hf.tasks import LanguageModeling
+from farzi_hf.tasks import LanguageModeling, Recommendation
 
 TASK = LanguageModeling(None)
 COMPARISON = SimpleNamespace(task=TASK, row=lambda part: pooled_row(TASK, [part]))
@@ -103,3 +103,13 @@ def test_compare_needs_rows_and_known_baselines(tmp_path, sequences, tokenizer):
     trainer.sequences = (sequences["train"], None)
     with pytest.raises(ValueError, match="no test_dataset and no eval_dataset"):
         compare(trainer)
+
+
+def test_full_data_without_a_hit_are_nothing_to_compare_with():
+    """A summary with one hit of few users was worth it, "with the quality of full data"."""
+    task, some, none = Recommendation(None), np.array([[3.0, 0.9], [600.0, 0.1]]), np.array([[600.0, 0.1], [600.0, 0.1]])
+    c = SimpleNamespace(task=task, farzi=SimpleNamespace(carried=None), row=lambda part: pooled_row(task, [part]))
+    rows = [Measured("Farzi", [some], 10, 5, 1.0), Measured("full data", [none], 1000, 5, 100.0)]
+    found = Verdict.of(c, rows)
+    assert not found.worth
+    assert "full data get nothing right" in found.summary

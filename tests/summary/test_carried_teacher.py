@@ -8,7 +8,7 @@ import pytest
 import torch
 from datasets import Dataset, load_dataset
 from tiny_artefacts import WORDS, word_tokenizer
-from tiny_models import ATTENTION, CONFIGS, FAMILIES, LENGTH, V, arguments, soft_trainer, tiny_model
+from tiny_models import ATTENTION, CONFIGS, FAMILIES, LENGTH, V, arguments, config_of, soft_trainer, tiny_model
 from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -323,3 +323,41 @@ def test_a_number_that_is_no_vector_is_stored(storage):
     stored = way.stored(x)
     assert layout.keys() == stored.keys()
     assert stored["teacher.scale"] == 1.25
+
+
+# -- what is made of it ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_made_of_a_summary_keeps_the_licence_and_the_warning(tmp_path):
+    facts = {"licence": "mit", "dataset": "d", "memory_warning": "It knows rows.", "table": [{"method": "x", "perplexity": 1.0}]}
+    carried().save_pretrained(tmp_path / "first", metrics=facts)
+    kept = {name: x for name, x in facts.items() if name != "table"}
+    for number, again in enumerate(
+        (FarziData.from_pretrained(tmp_path / "first").materialize(2), FarziData.from_pretrained(tmp_path / "first").double())
+    ):
+        assert again.results.metrics == kept
+        again.float().save_pretrained(tmp_path / str(number))
+        assert "license: mit" in (tmp_path / str(number) / "README.md").read_text(encoding="utf-8")
+    assert "optimizer_cls_and_kwargs" in (tmp_path / "0" / "README.md").read_text(encoding="utf-8")  # its students have SOAP, too
+
+
+def test_assigned_tensors_are_those_of_all_layers_that_share_them():
+    a, b = (
+        carried(),
+        FarziData.from_teacher(
+            AutoModelForCausalLM.from_config(config_of("gpt2")), sequence_length=LENGTH, frequencies=SHARES, num_sequences=8
+        ),
+    )
+    ids = torch.arange(1, LENGTH)[None]
+    assert b.carried is not None
+    b.load_state_dict(a.state_dict(), assign=True)
+    assert torch.equal(b.teacher(ids).logits, a.teacher(ids).logits)
+    assert torch.equal(b(torch.tensor([3])), a(torch.tensor([3])))
+
+
+def test_arguments_that_an_own_optimizer_does_not_read_are_named(tmp_path, caplog):
+    farzi = carried()
+    farzi.training_arguments(str(tmp_path), seed=1)
+    assert not caplog.records
+    farzi.training_arguments(str(tmp_path), learning_rate=0.5)
+    assert "learning_rate: no effect beside optimizer_cls_and_kwargs" in caplog.text

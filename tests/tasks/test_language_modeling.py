@@ -206,3 +206,9 @@ def test_published_figures_on_ptb():
     for model, perplexity in ((unigram, 196.6), (bigram, 72.4)):
         found = token_metrics(model.token_statistics(splits["test"]))
         assert found["perplexity"] == pytest.approx(perplexity, abs=0.1)
+
+
+def test_a_diverged_model_gets_nothing_right():
+    """The largest of NaN is the first one, and so the padding or <s> were right."""
+    found = token_metrics(token_statistics(torch.full((1, 5, 4), torch.nan), torch.tensor([[0, 0, 0, 1, 0]])).numpy())
+    assert found["accuracy"] == 0.0

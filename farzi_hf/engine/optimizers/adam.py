@@ -63,6 +63,7 @@ class InnerAdam(InvertibleOptimizer):
     """
 
     fields: ClassVar[int] = 3
+    unused_stay: ClassVar[bool] = True
     without_stock_twin: ClassVar[tuple[str, ...]] = ("weight_decay", "eps_root")  # the Trainer's Adam is AdamW
 
     lr: float = learning_rate()
@@ -95,11 +96,6 @@ class InnerAdam(InvertibleOptimizer):
     def coupled(self) -> float:
         """The λ of (1)."""
         return self.weight_decay
-
-    @property
-    def keeps_unused(self) -> bool:
-        # A class derived from this one may decay otherwise; a norm's last bits depend on how many zeros it sums.
-        return self.weight_decay == 0 and self.max_grad_norm is None and type(self).step is InnerAdam.step
 
     def stock_settings(self) -> dict[str, Any]:
         beta1, beta2 = self.betas

@@ -79,11 +79,14 @@ class InnerOptimizer(ABC):
     # Hyper-parameters that transformers' optimizer lacks or treats differently. At 0 there is no difference.
     without_stock_twin: ClassVar[tuple[str, ...]] = ()
 
+    # Whether parameters without a gradient stay as they are, if they do not decay. Of this very class: one that is derived may do otherwise.
+    unused_stay: ClassVar[bool] = False
+
     @property
     def keeps_unused(self) -> bool:
-        """Whether a parameter whose gradient is zero in every step stays as it is, bit for bit, and changes nothing of the others. In doubt,
-        it does not."""
-        return False
+        """Whether a parameter whose gradient is zero in every step stays as it is, bit for bit, and changes nothing of the others."""
+        # A norm's last bits depend on how many zeros it sums.
+        return vars(type(self)).get("unused_stay", False) and self.weight_decay == 0 and self.max_grad_norm is None
 
     lr: float
     lr_schedule: Callable[[int], float] | None

@@ -47,6 +47,7 @@ class InnerSGD(InvertibleOptimizer):
     """
 
     fields: ClassVar[int] = 2
+    unused_stay: ClassVar[bool] = True
     without_stock_twin: ClassVar[tuple[str, ...]] = ("weight_decay",)  # Trainer leaves out biases and norms
 
     lr: float = learning_rate()
@@ -59,11 +60,6 @@ class InnerSGD(InvertibleOptimizer):
         check_fields(self)
         if not (is_number(self.momentum) and 0 <= self.momentum < 1):
             raise ValueError(f"momentum must be a number in [0, 1), got {self.momentum!r}; 0.0 turns it off")
-
-    @property
-    def keeps_unused(self) -> bool:
-        # A class derived from this one may decay otherwise; a norm's last bits depend on how many zeros it sums.
-        return self.weight_decay == 0 and self.max_grad_norm is None and type(self).step is InnerSGD.step
 
     def stock_settings(self) -> dict[str, Any]:
         momentum = f"momentum={self.momentum}"

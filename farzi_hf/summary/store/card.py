@@ -16,20 +16,9 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.initialization import DRAWN, INPUT_SEQUENCES, WRITTEN
+from farzi_hf.summary.store import text as markup
 from farzi_hf.summary.store.hub import PLACEHOLDER
 from farzi_hf.summary.store.tensor_file import SHARES, STORAGES, TEACHER
-from farzi_hf.summary.store.text import (
-    Markdown,
-    check_results,
-    markdown_code,
-    markdown_fence,
-    markdown_image,
-    markdown_text,
-    number,
-    one_line,
-    python_literal,
-    yaml_text,
-)
 from farzi_hf.summary.store.untrusted import NOT_SHOWN, sizes_of
 
 SHOWN = 500  # sequences of the page to browse: it should open at once
@@ -38,11 +27,12 @@ _TABLES = {"latents": "latents", "decoder": "decoder", "labels": "label_latents"
 
 _NEEDED = {"lr": ("learning_rate", 0.01), "steps": ("max_steps", 100)}
 """Settings of the inner loop that a student needs: their names in TrainingArguments, and values to begin with where a summary has none."""
-_SAID_ELSEWHERE = (
-    "table", "dataset", "data_bytes", "data_bytes_after_xz", "data_sequences", "split", "licence", "licence_text", "command", "privacy",
-    "memory", "memory_warning", "verdict",
+OF_THE_DATA = (
+    "dataset", "data_bytes", "data_bytes_after_xz", "data_sequences", "licence", "licence_text", "privacy", "memory", "memory_warning",
 )  # fmt: skip
-"""Entries of metrics that have a place of their own on the card."""
+"""Entries of metrics that hold for whatever is made of a summary, too."""
+_SAID_ELSEWHERE = ("table", "split", "command", "verdict", *OF_THE_DATA)
+"""Those that have a place of their own on the card."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +75,7 @@ def render_card(
     """
     config, vocabulary, storage = contents.config, contents.vocabulary, STORAGES[contents.config.storage]
     metrics, recipe = metrics or {}, recipe or {}
-    check_results(metrics, recipe, "metrics", "recipe")
+    markup.check_results(metrics, recipe, "metrics", "recipe")
     learner, given = recipe.get("learner"), recipe.get("teacher")
     known = isinstance(learner, Mapping) and isinstance(learner.get("model_type"), str)
     examples = greedy_texts(vocabulary, contents.decoded[:3]) if vocabulary.named else []
@@ -103,11 +93,12 @@ def render_card(
         inner=markdown_table([{"setting": k, "value": str(v)} for k, v in (config.inner or {}).items()]),
         results=markdown_table(_with_spread(metrics.get("table", []))),
         figures=markdown_table([{"figure": k, "value": v} for k, v in metrics.items() if k not in _SAID_ELSEWHERE]),
-        command=markdown_fence(str(metrics["command"]), "bash") if metrics.get("command") else "",
-        examples=markdown_fence("\n".join(" ".join(text.split()) for text in examples), "text") if examples else "",
+        command=markup.markdown_fence(str(metrics["command"]), "bash") if metrics.get("command") else "",
+        examples=markup.markdown_fence("\n".join(" ".join(text.split()) for text in examples), "text") if examples else "",
         positions=markdown_table([_position_row(j, p) for j, p in enumerate(contents.decoded[0][:8])]),
-        recipe=markdown_fence(yaml_text(recipe).rstrip(), "yaml") if recipe else "",
-        plots=[markdown_image(plot) for plot in plots], ceil=math.ceil, cell=_cell, code=markdown_code, plain=number, text=markdown_text,
+        recipe=markup.markdown_fence(markup.yaml_text(recipe).rstrip(), "yaml") if recipe else "",
+        plots=[markup.markdown_image(plot) for plot in plots], ceil=math.ceil, cell=_cell, code=markup.markdown_code, plain=markup.number,
+        text=markup.markdown_text,
     )  # fmt: skip
     return str(card)
 
@@ -127,7 +118,7 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return ""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    head = [markdown_text(column) for column in columns]
+    head = [markup.markdown_text(column) for column in columns]
     lines = [head, ["---"] * len(columns), *([_cell(row.get(column, "")) for column in columns] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -140,7 +131,7 @@ def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData
     tables[0]["default"] = True
     return DatasetCardData(
         pretty_name=f"Farzi data [{config.num_sequences}×{config.sequence_length}]",
-        license=one_line(metrics.get("licence") or "") or None,
+        license=markup.one_line(metrics.get("licence") or "") or None,
         tags=["farzi", "dataset-distillation", "synthetic", *vocabulary.tags],
         task_categories=list(vocabulary.task_categories) or None,
         size_categories=[sizes[bisect_right([10**3, 10**4, 10**5, 10**6], config.num_sequences)]],
@@ -179,9 +170,9 @@ def _learner_code(learner: Mapping[str, Any], config: PreTrainedConfig, vocabula
     def argument(name: str, value: Any) -> str:
         # In ASCII: Python normalises other names, and two could become equal.
         plain = name.isidentifier() and name.isascii() and not iskeyword(name)
-        return f"{name}={python_literal(value)}" if plain else f"**{python_literal({name: value})}"
+        return f"{name}={markup.python_literal(value)}" if plain else f"**{markup.python_literal({name: value})}"
 
-    arguments = [python_literal(kind), *(argument(name, value) for name, value in {**sizes, **changed}.items())]
+    arguments = [markup.python_literal(kind), *(argument(name, value) for name, value in {**sizes, **changed}.items())]
     return "config = AutoConfig.for_model(\n" + "".join(f"    {part},\n" for part in arguments) + ")"
 
 
@@ -192,7 +183,7 @@ def _with_spread(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         text, spread, interval = _cell(row[name]), row.get(f"{name}_std"), row.get(f"{name}_interval")
         if spread is not None:
             text += f" ± {_cell(spread, 2)}"
-        return Markdown(text if interval is None else f"{text} ({_cell(interval)})")
+        return markup.Markdown(text if interval is None else f"{text} ({_cell(interval)})")
 
     def part(row: Mapping[str, Any], name: str) -> bool:
         return any(name.endswith(end) and name.removesuffix(end) in row for end in ("_std", "_interval"))
@@ -200,22 +191,22 @@ def _with_spread(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{name: cell(row, name) for name in row if not part(row, name)} for row in rows]
 
 
-def _cell(value: Any, digits: int = 4) -> Markdown:
+def _cell(value: Any, digits: int = 4) -> markup.Markdown:
     if isinstance(value, bool) or value is None:
-        return Markdown(value)
+        return markup.Markdown(value)
     if isinstance(value, float):
-        return Markdown(number(value, digits))
+        return markup.Markdown(markup.number(value, digits))
     if isinstance(value, int):
-        return Markdown(f"{value:,}")
+        return markup.Markdown(f"{value:,}")
     if isinstance(value, list | tuple):
-        return Markdown(" to ".join(map(_cell, value)))
-    return markdown_text(value)
+        return markup.Markdown(" to ".join(map(_cell, value)))
+    return markup.markdown_text(value)
 
 
 def _position_row(j: int, position: Mapping[str, Any]) -> dict[str, Any]:
-    def likeliest(of: str) -> Markdown:
+    def likeliest(of: str) -> markup.Markdown:
         shown = zip(position[f"{of}tokens"], position[f"{of}probabilities"], strict=True)
-        return Markdown(", ".join(f"{markdown_code(str(token))} {probability:.2f}" for token, probability in shown))
+        return markup.Markdown(", ".join(f"{markup.markdown_code(str(token))} {probability:.2f}" for token, probability in shown))
 
     row = {"position": str(j), "likeliest entries": likeliest(""), "entropy (nats)": position["entropy"]}
     if "label_tokens" in position:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from datasets import load_dataset
-from hub_server import TOKEN
+from hub_server import TOKEN, Repository
 from huggingface_hub import DatasetCard
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from tiny_artefacts import METRICS, WORDS, tiny, word_tokenizer
@@ -13,6 +13,7 @@ from tiny_trainer import tiny_trainer
 
 import farzi_hf.summary.store.hub
 from farzi_hf.summary import FarziData
+from farzi_hf.summary.store.card import OF_THE_DATA
 
 PLAIN = {
     "README.md", "config.json", "farzi.safetensors", "viewer.html",
@@ -188,7 +189,7 @@ def test_the_trainer_keeps_the_table_and_plots_that_its_summary_was_saved_with(h
     trainer.train()  # another summary: what was said of the old one does not hold
     trainer.save_model()
     saved = FarziData.from_pretrained(tmp_path / "out").results
-    assert saved.metrics == {}
+    assert saved.metrics == {name: METRICS[name] for name in OF_THE_DATA if name in METRICS}  # which have not changed
     assert saved.plots == {}
     assert saved.recipe["learner"]["model_type"] == "gpt2"
 
@@ -223,3 +224,15 @@ def test_a_push_that_fails_at_the_end_does_not_cost_the_training(hub, make, monk
 def test_pushing_needs_a_name(make):
     with pytest.raises(ValueError, match=r"repo_id and args\.hub_model_id are both None; give a repository's name"):
         make().push_to_hub()
+
+
+def test_a_repository_of_other_data_is_refused(hub):
+    """Its README.md and config.json were replaced. One that a page of the Hub has just made holds nothing that would be missed."""
+    repository = hub.repositories["user/mine"] = Repository()
+    repository.commit("main", {".gitattributes": b"", "README.md": b"mine", "data/train.csv": b"a,b"})
+    with pytest.raises(ValueError, match=r"user/mine holds 'data/train\.csv' and no summary"):
+        tiny().push_to_hub("user/mine")
+    assert repository.files()["README.md"] == b"mine"
+    repository.commit("main", {".gitattributes": b"", "README.md": b"empty", "LICENSE": b"mit"})
+    tiny().push_to_hub("user/mine")
+    assert files_of(hub, name="user/mine") == PLAIN | {"LICENSE"}
