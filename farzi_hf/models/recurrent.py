@@ -45,7 +45,6 @@ class RNNConfig(SequenceConfig):
     """
 
     model_type = "farzi_rnn"
-
     sizes = (*SequenceConfig.sizes, "vocab_size")
     vocab_size: int = 2004
 

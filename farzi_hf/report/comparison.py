@@ -192,15 +192,13 @@ class Comparison(Students):
 
     def longest_sequences(self, seed: int) -> Dataset:
         """The μ longest training sequences, for every seed; all, if there are fewer."""
-        return head_sequences(self.splits["train"], self._as_many)
+        train = self.splits["train"]
+        return head_sequences(train, min(self.farzi.config.num_sequences, len(train)))
 
     def draw_sequences(self, seed: int) -> Dataset:
         """μ random training sequences; all, if there are fewer."""
-        return random_sequences(self.splits["train"], self._as_many, seed)
-
-    @property
-    def _as_many(self) -> int:
-        return min(self.farzi.config.num_sequences, len(self.splits["train"]))
+        train = self.splits["train"]
+        return random_sequences(train, min(self.farzi.config.num_sequences, len(train)), seed)
 
     def draw_tokens(self, tokens: int, seed: int) -> Dataset:
         """Random sequences that together have `tokens` tokens, or a few more."""
