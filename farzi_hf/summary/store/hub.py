@@ -73,7 +73,7 @@ def push_folder(
         repo_id, api = create_repository(repo_id, private, revision, token), HfApi(token=token)
         head = api.dataset_info(repo_id, revision=revision)
         present = {sibling.rfilename for sibling in head.siblings or []}
-        if layout.TENSORS not in present and present & set(files) and (own := present - {".gitattributes", layout.CARD, "LICENSE"}):
+        if layout.TENSORS not in present and present & set(files) and (own := present - {".gitattributes", layout.CARD}):
             raise ValueError(f"{repo_id} holds {min(own)!r} and no summary, and its files would go: choose another")
         card = Path(whole, layout.CARD).read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)
         # HfApi.upload_folder would be shorter, but it makes several commits where files take long to arrive.

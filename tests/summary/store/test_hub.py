@@ -233,6 +233,6 @@ def test_a_repository_of_other_data_is_refused(hub):
     with pytest.raises(ValueError, match=r"user/mine holds 'data/train\.csv' and no summary"):
         tiny().push_to_hub("user/mine")
     assert repository.files()["README.md"] == b"mine"
-    repository.commit("main", {".gitattributes": b"", "README.md": b"empty", "LICENSE": b"mit"})
+    repository.commit("main", {".gitattributes": b"", "README.md": b"empty"})
     tiny().push_to_hub("user/mine")
-    assert files_of(hub, name="user/mine") == PLAIN | {"LICENSE"}
+    assert files_of(hub, name="user/mine") == PLAIN
