@@ -6,6 +6,7 @@ import bz2
 import csv
 import gzip
 import json
+import re
 import tracemalloc
 from pathlib import Path
 
@@ -533,7 +534,7 @@ def test_one_huge_line_is_too_few_rows(tmp_path):
         load_text(lines(tmp_path / "text8.txt", ["word " * 1_000_000]))
 
 
-ROWS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"), max_size=20), min_size=3, max_size=40)
+ROWS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r<"), max_size=20), min_size=3, max_size=40)  # no <s>
 
 
 @fuzzed
@@ -541,7 +542,8 @@ ROWS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_charact
 def test_rows_come_back_as_they_were_written(tmp_path, rows):
     path = write(tmp_path / "a.jsonl", [{"text": row} for row in rows])
     expected = {" ".join(row.split()) for row in rows} - {""}
-    if len(expected) < 3:
+    numbers = not any(re.search(r"[^\d\s.,:+-]", row) for row in rows)  # which may be anything but text
+    if len(expected) < 3 or numbers:
         with pytest.raises(ValueError, match=r"different rows|a.jsonl has columns"):
             load_text(path)
         return
