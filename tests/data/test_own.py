@@ -534,7 +534,9 @@ def test_one_huge_line_is_too_few_rows(tmp_path):
         load_text(lines(tmp_path / "text8.txt", ["word " * 1_000_000]))
 
 
-ROWS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r<"), max_size=20), min_size=3, max_size=40)  # no <s>
+ROWS = st.lists(
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r<"), max_size=20), min_size=3, max_size=40
+)  # no <s>
 
 
 @fuzzed
