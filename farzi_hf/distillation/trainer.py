@@ -155,8 +155,8 @@ class FarziTrainer(Trainer):
 
     def _summary(self, args: FarziConfig, farzi_data: FarziData | None, rows: Dataset | RowStream | None) -> FarziData:
         """The summary to train: the one that is given, or a new one at its start."""
-        teachers = self.labelling.kinds if self.labelling.given is None else (Learner(self.labelling.model),)
-        label_dim = linear_head(teachers[0]).width if args.labels == "own" else None
+        own, kinds, given = args.labels == "own", self.labelling.kinds, self.labelling.given
+        label_dim = linear_head(kinds[0] if given is None else Learner(given[0])).width if own else None
         teacher = farzi_data.config.teacher if farzi_data is not None else plain_config(self.labelling.model.config)
         config = args.summary_config(self.learner.vocab_size, label_dim, teacher)
         self._open_start = None

@@ -73,14 +73,15 @@ def push_folder(
         repo_id, api = create_repository(repo_id, private, revision, token), HfApi(token=token)
         head = api.dataset_info(repo_id, revision=revision)
         present = {sibling.rfilename for sibling in head.siblings or []}
-        if layout.TENSORS not in present and present & set(files) and (own := present - {".gitattributes", layout.CARD}):
+        is_ours = layout.TENSORS in present
+        if not is_ours and present & set(files) and (own := present - {".gitattributes", layout.CARD}):
             raise ValueError(f"{repo_id} holds {min(own)!r} and no summary, and its files would go: choose another")
         card = Path(whole, layout.CARD).read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)
         # HfApi.upload_folder would be shorter, but it makes several commits where files take long to arrive.
         operations = [
             CommitOperationAdd(layout.CARD, card.encode()),
             *(CommitOperationAdd(name, Path(whole, name)) for name in files if name != layout.CARD),
-            *(CommitOperationDelete(name) for name in _replaced(api, head, present - set(files))),
+            *(CommitOperationDelete(name) for name in (_replaced(api, head, present - set(files)) if is_ours else ())),
         ]
         return api.create_commit(
             repo_id, operations, commit_message=commit_message, repo_type="dataset", revision=revision, parent_commit=head.sha
@@ -99,7 +100,5 @@ def _copy(artefact: ArtefactFolder, target: Path) -> list[str]:
 
 def _replaced(api: HfApi, head: DatasetInfo, others: set[str]) -> list[str]:
     """Those of the `others` at a commit that its artefact has: the new one does not have them."""
-    if layout.TENSORS not in (sibling.rfilename for sibling in head.siblings or []):
-        return []
     header = api.parse_safetensors_file_metadata(head.id, layout.TENSORS, repo_type="dataset", revision=head.sha)
     return sorted(filter(pattern_of, others & set(read_metadata(header.metadata, Path(head.id, layout.TENSORS))[0])))
