@@ -119,6 +119,7 @@ def distilled(args: FinetuneArguments) -> Path:
     )  # fmt: skip
     pretrained = partial(AutoModelForCausalLM.from_pretrained, args.model, trust_remote_code=False)
     trainer = FarziTrainer(pretrained, settings, splits["train"], splits["validation"], task=data.task)
+    write_recipe(Path(args.output_dir), args.of_models)  # before the summary, which must not be taken for that of other data
     trainer.train()
     metrics = {"dataset": data.settings.dataset, "teacher_seconds": trainer.state.log_history[-1].get("start_seconds")}
     trainer.model.save_pretrained(

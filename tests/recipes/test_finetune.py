@@ -81,27 +81,24 @@ def test_pretrained_weights_are_where_training_starts(text, tmp_path, monkeypatc
     assert (tmp_path / "out" / "table.csv").read_text(encoding="utf-8") == table
 
 
+def pretrained(folder: Path) -> tuple[list[str], torch.nn.Module]:
+    """The arguments that distil a file of a few lines for a small base, and the base."""
+    lines = list(small_text()["train"]["text"])
+    (folder / "notes.txt").write_text("\n".join(lines), encoding="utf-8")
+    tokenizer = word_tokenizer(lines, 60)
+    model = AutoModelForCausalLM.from_config(LanguageModeling(tokenizer).learner_config({**GPT2, "n_positions": 128}, 100))
+    for part in (model, tokenizer):
+        part.save_pretrained(folder / "base")
+    data, base, output = (str(folder / name) for name in ("notes.txt", "base", "out"))
+    return ["--data", data, "--model", base, "--output_dir", output, *FAST, "--steps", "2"], model
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
 def test_a_pretrained_model_is_fine_tuned_on_a_summary_of_a_file(tmp_path):
     pytest.importorskip("peft")
-    lines = list(small_text()["train"]["text"])
-    (tmp_path / "notes.txt").write_text("\n".join(lines), encoding="utf-8")
-    tokenizer = word_tokenizer(lines, 60)
-    model = AutoModelForCausalLM.from_config(LanguageModeling(tokenizer).learner_config({**GPT2, "n_positions": 128}, 100))
-    model.save_pretrained(tmp_path / "base")
-    tokenizer.save_pretrained(tmp_path / "base")
-    given = [
-        "--data",
-        str(tmp_path / "notes.txt"),
-        "--model",
-        str(tmp_path / "base"),
-        "--lora",
-        "2",
-        "--output_dir",
-        str(tmp_path / "out"),
-    ]
-    finetune.main([*given, *FAST, "--steps", "2"])
+    given, model = pretrained(tmp_path)
+    finetune.main([*given, "--lora", "2"])
     found = methods(tmp_path / "out")
     assert {
         "the model, not fine-tuned",
@@ -116,6 +113,18 @@ def test_a_pretrained_model_is_fine_tuned_on_a_summary_of_a_file(tmp_path):
     assert {name: x.shape for name, x in again.teacher.named_parameters()} == {
         name: x.shape for name, x in model.named_parameters()
     }
+
+
+def test_a_summary_of_one_file_is_not_taken_for_another(tmp_path, monkeypatch):
+    given, _ = pretrained(tmp_path)
+    (tmp_path / "others.txt").write_text("a b c\n" * 30, encoding="utf-8")
+    with monkeypatch.context() as broken:
+        broken.setattr(finetune.TaskData, "of_summary", None)  # the first run ends after the summary
+        with pytest.raises(TypeError):
+            finetune.main(given)
+    assert (tmp_path / "out" / "summary").is_dir()
+    with pytest.raises(SystemExit, match="has summary of a run with other settings .*choose another folder"):
+        finetune.main([*given, "--data", str(tmp_path / "others.txt")])
 
 
 @pytest.mark.slow
