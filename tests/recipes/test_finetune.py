@@ -123,7 +123,7 @@ def test_a_summary_of_one_file_is_not_taken_for_another(tmp_path, monkeypatch):
         with pytest.raises(TypeError):
             finetune.main(given)
     assert (tmp_path / "out" / "summary").is_dir()
-    with pytest.raises(SystemExit, match="has summary of a run with other settings .*choose another folder"):
+    with pytest.raises(SystemExit, match=r"has summary of a run with other settings .*choose another folder"):
         finetune.main([*given, "--data", str(tmp_path / "others.txt")])
 
 
