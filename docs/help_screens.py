@@ -1,4 +1,6 @@
-"""Writes `farzi_hf/cli/help.json`: the help screens that `farzi` shows without an import of torch."""
+"""Writes `farzi_hf/cli/help.json`: the help screens that `farzi` shows without an
+import of torch.
+"""
 
 import io
 import json
@@ -21,4 +23,6 @@ def screens() -> dict[str, str]:
 
 if __name__ == "__main__":
     os.environ["COLUMNS"] = "100000"
-    SCREENS.write_text(json.dumps(screens(), indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    SCREENS.write_text(
+        json.dumps(screens(), indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
+    )

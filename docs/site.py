@@ -1,4 +1,6 @@
-"""A hook of mkdocs: the README, cards, logs, notebooks and help screens are pages too, and links lead to them or to the repository."""
+"""A hook of mkdocs: the README, cards, logs, notebooks and help screens are pages too, and links
+lead to them or to the repository.
+"""
 
 import io
 import json
@@ -14,10 +16,15 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the site is built without the package's requirements
 from farzi_hf.cli import COMMANDS, main  # noqa: E402
 
-PAGES = {"index.md": "README.md", **{name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "recipes/LOG.md")}}
+PAGES = {
+    "index.md": "README.md",
+    **{name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "recipes/LOG.md")},
+}
 """Pages of files outside docs/, with their paths in the repository."""
 CARDS = {
-    str(path.relative_to(ROOT)): path for path in sorted((ROOT / "model_cards").rglob("*")) if path.suffix in (".md", ".png")
+    str(path.relative_to(ROOT)): path
+    for path in sorted((ROOT / "model_cards").rglob("*"))
+    if path.suffix in (".md", ".png")
 }
 
 
@@ -39,8 +46,12 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Turns links as GitHub follows them into links of the site, or into links to GitHub where the site has no such page."""
-    here = PAGES.get(page.file.src_uri) or (page.file.src_uri if page.file.src_uri in CARDS else f"docs/{page.file.src_uri}")
+    """Turns links as GitHub follows them into links of the site, or into links to GitHub where the
+    site has no such page.
+    """
+    here = PAGES.get(page.file.src_uri) or (
+        page.file.src_uri if page.file.src_uri in CARDS else f"docs/{page.file.src_uri}"
+    )
     pages = {path: uri for uri, path in PAGES.items()}
 
     def moved(match):
@@ -48,7 +59,11 @@ def on_page_markdown(markdown, page, config, files):
         path = os.path.normpath(os.path.join(os.path.dirname(here), link))
         if not link or not (ROOT / path).exists():
             return match[0]
-        uri = "model_cards/index.md" if path == "model_cards" else path.removeprefix("docs/").replace(".ipynb", ".md")
+        uri = (
+            "model_cards/index.md"
+            if path == "model_cards"
+            else path.removeprefix("docs/").replace(".ipynb", ".md")
+        )
         uri = pages.get(path, uri)
         if files.get_file_from_path(uri):
             link = os.path.relpath(uri, os.path.dirname(page.file.src_uri) or ".")
@@ -57,7 +72,9 @@ def on_page_markdown(markdown, page, config, files):
         return f"]({link}{'#' * bool(anchor)}{anchor})"
 
     # GitHub reads Markdown inside of HTML.
-    return re.sub(r"\]\(([^):\s]+)\)", moved, markdown).replace("<details>", '<details markdown="1">')
+    return re.sub(r"\]\(([^):\s]+)\)", moved, markdown).replace(
+        "<details>", '<details markdown="1">'
+    )
 
 
 def card_list() -> str:
@@ -71,7 +88,10 @@ def card_list() -> str:
     for uri, path in CARDS.items():
         if path.suffix == ".md":
             title = re.search(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
-            name, link = uri.removeprefix("model_cards/").rpartition("/")[0], uri.removeprefix("model_cards/")
+            name, link = (
+                uri.removeprefix("model_cards/").rpartition("/")[0],
+                uri.removeprefix("model_cards/"),
+            )
             lines.append(f"- [{name}]({link}): {title[1] if title else 'the table'}")
     return "\n".join(lines)
 
@@ -85,10 +105,15 @@ def as_markdown(path: Path, repository: str) -> str:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             if "image/png" in data:
-                parts.append(f"![Figure of the cell above](data:image/png;base64,{''.join(data['image/png']).strip()})")
+                parts.append(
+                    "![Figure of the cell"
+                    f" above](data:image/png;base64,{''.join(data['image/png']).strip()})"
+                )
             elif text := "".join(output.get("text", data.get("text/plain", []))).rstrip():
                 parts.append(f"```text\n{text}\n```")
-    parts.append(f"[This notebook in the repository]({repository}/blob/main/{path.relative_to(ROOT)})")
+    parts.append(
+        f"[This notebook in the repository]({repository}/blob/main/{path.relative_to(ROOT)})"
+    )
     return "\n\n".join(parts)
 
 

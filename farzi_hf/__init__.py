@@ -1,4 +1,5 @@
-"""farzi_hf: distil text and interaction histories into a few soft sequences that train a model from scratch.
+"""farzi_hf: distil text and interaction histories into a few soft sequences that train a model from
+scratch.
 
     from farzi_hf import FarziConfig, FarziTrainer                           # distil
     from farzi_hf import FarziData, attach_soft_inputs, soft_cross_entropy   # train on a summary with the stock Trainer
@@ -11,12 +12,20 @@ from importlib import import_module
 from typing import Any
 
 _ROOMS = {
-    "engine": "unroll Direct GradientGraphs Tape Checkpoint Reversible InnerAdam InnerAdamW InnerSGD PaperAdam",
-    "models": "FMLPConfig FMLPForNextItem GRU4RecConfig GRU4RecForNextItem SASRecConfig SASRecForNextItem RNNConfig RNNForCausalLM",
+    "engine": (
+        "unroll Direct GradientGraphs Tape Checkpoint Reversible InnerAdam InnerAdamW InnerSGD"
+        " PaperAdam"
+    ),
+    "models": (
+        "FMLPConfig FMLPForNextItem GRU4RecConfig GRU4RecForNextItem SASRecConfig SASRecForNextItem"
+        " RNNConfig RNNForCausalLM"
+    ),
     "tasks": "LanguageModeling Recommendation",
     "summary": "FarziData FarziDataConfig attach_soft_inputs soft_cross_entropy",
-    "distillation": "FarziConfig FarziTrainer Learner MetaMatching GradientMatching TrajectoryMatching TrajectoryBank PretrainedStarts "
-    "record_trajectories",
+    "distillation": (
+        "FarziConfig FarziTrainer Learner MetaMatching GradientMatching TrajectoryMatching"
+        " TrajectoryBank PretrainedStarts record_trajectories"
+    ),
     "report": "suggest",
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}

@@ -1,4 +1,6 @@
-"""The metrics under their short name: `from farzi_hf.metrics import ranking_metrics`. They live in `farzi_hf.tasks`."""
+"""The metrics under their short name: `from farzi_hf.metrics import ranking_metrics`. They live in
+`farzi_hf.tasks`.
+"""
 
 from farzi_hf.tasks.base import bootstrap_interval, mean_and_spread
 from farzi_hf.tasks.items import (
@@ -20,7 +22,19 @@ from farzi_hf.tasks.text import (
 )
 
 __all__ = [
-    "bootstrap_interval", "corpus_perplexity", "language_modeling_metrics", "mean_and_spread", "pad_statistics", "perplexity_interval",
-    "rank_metrics", "rank_statistics", "ranking_intervals", "ranking_metrics", "recommendation_metrics", "sentence_totals",
-    "target_ranks", "token_metrics", "token_statistics",
-]  # fmt: skip
+    "bootstrap_interval",
+    "corpus_perplexity",
+    "language_modeling_metrics",
+    "mean_and_spread",
+    "pad_statistics",
+    "perplexity_interval",
+    "rank_metrics",
+    "rank_statistics",
+    "ranking_intervals",
+    "ranking_metrics",
+    "recommendation_metrics",
+    "sentence_totals",
+    "target_ranks",
+    "token_metrics",
+    "token_statistics",
+]

@@ -1,12 +1,13 @@
-"""Distils a text data set, compares the summary with real data, and saves an artefact that anyone can load.
+"""Distils a text data set, compares the summary with real data, and saves an artefact that anyone
+can load.
 
     accelerate launch recipes/ptb.py                                        # Penn Treebank, configs/ptb_teacher.yaml
     accelerate launch recipes/ptb.py --config recipes/configs/demo.yaml     # the embedded corpus, a few minutes
     accelerate launch recipes/ptb.py --data_dir FOLDER --inner_steps 100    # any field of the YAML can be overridden
 
-If you start the script again, it goes on from the last checkpoint in `output_dir`. It writes `table.md`, `table.csv`, `plots/` and
-the artefact, `summary/`, into this folder. The artefact's `recipe.yaml` is a config for this script. `farzi distil CONFIG` does the
-same as this script.
+If you start the script again, it goes on from the last checkpoint in `output_dir`. It writes
+`table.md`, `table.csv`, `plots/` and the artefact, `summary/`, into this folder. The artefact's
+`recipe.yaml` is a config for this script. `farzi distil CONFIG` does the same as this script.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         settings, args = parse_arguments((RunSettings, FarziConfig), CONFIG, argv)
         data = settings.load()  # tokenizer and splits; read when they are first needed
 
-        # The folder is checked before any work. `begin` makes the trainer: learner, summary at its start, real sentences.
+        # The folder is checked before any work. `begin` makes the trainer: learner, summary at its
+        # start, real sentences.
         this = Run(data, args, args.seed)
         done = this.finished()  # a run that is over already is only shown again
         if not done:
@@ -43,12 +45,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def distilled(this: Run) -> dict[str, Any]:
     """Distils, and measures students on the summary and on real data."""
-    before = this.at_start()  # students on the start of the summary, which all processes make together
+    before = (
+        this.at_start()
+    )  # students on the start of the summary, which all processes make together
     this.trainer.train(resume_from_checkpoint=this.checkpoint)
     if not this.is_first:
         return {}
     this.save()  # now, because the measurements take long
-    return this.finish(this.measure(before))  # rows on the summary and to compare with; results and figures in the artefact
+    return this.finish(
+        this.measure(before)
+    )  # rows on the summary and to compare with; results and figures in the artefact
 
 
 if __name__ == "__main__":

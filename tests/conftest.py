@@ -1,4 +1,6 @@
-"""Tiny data and models for all tests: built from the embedded corpus and from configs, in memory, without a network."""
+"""Tiny data and models for all tests: built from the embedded corpus and from configs, in memory,
+without a network.
+"""
 
 from __future__ import annotations
 
@@ -11,38 +13,45 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# Compiling torch and transformers takes each process fifteen seconds. Where Python is told to keep no bytecode, the tests and the
-# processes that they start keep it beside the cache of pytest.
+# Compiling torch and transformers takes each process fifteen seconds. Where Python is told to keep
+# no bytecode, the tests and the processes that they start keep it beside the cache of pytest.
 if sys.dont_write_bytecode:
     sys.dont_write_bytecode = False
     sys.pycache_prefix = str(Path(__file__).resolve().parent.parent / ".pytest_cache" / "bytecode")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
-# ruff: noqa: E402 — the environment has to be set before anything imports datasets or the hub:
+
 # no test reads or writes the user's caches.
 _CACHE = tempfile.TemporaryDirectory(prefix="farzi-tests-", ignore_cleanup_errors=True)
 os.environ["HF_HOME"] = _CACHE.name
-# Before torch: the tests and the processes that they start are bit for bit alike only with equally many threads.
+# Before torch: the tests and the processes that they start are bit for bit alike only with equally
+# many threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["HF_HUB_DISABLE_XET"] = "1"
-os.environ["HF_UPDATE_DOWNLOAD_COUNTS"] = "0"  # datasets would tell the Hub of each file that it reads
+os.environ["HF_UPDATE_DOWNLOAD_COUNTS"] = (
+    "0"  # datasets would tell the Hub of each file that it reads
+)
 
-# Under nohup, or in the background of a script, signals are ignored, here and in the processes that tests start.
+# Under nohup, or in the background of a script, signals are ignored, here and in the processes that
+# tests start.
 for _name, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
     if hasattr(signal, _name) and signal.getsignal(getattr(signal, _name)) == signal.SIG_IGN:
         signal.signal(getattr(signal, _name), _handler)
 
-from hub_server import HubServer
+from hub_server import HubServer  # noqa: E402
 
 _HUB = HubServer()
-os.environ["HF_ENDPOINT"] = _HUB.url  # there is no other Hub for any test, nor for the processes that it starts
+os.environ["HF_ENDPOINT"] = (
+    _HUB.url
+)  # there is no other Hub for any test, nor for the processes that it starts
 
-import pytest
-from hypothesis import settings
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
-# The process that shares the tests out among the others needs none of these, and importing them takes seconds.
+# The process that shares the tests out among the others needs none of these, and importing them
+# takes seconds.
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -54,7 +63,9 @@ settings.load_profile("farzi")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests have ten minutes. The longest come first, the pages and all hostile summaries: last, they would leave one core idle."""
+    """Slow tests have ten minutes. The longest come first, the pages and all hostile summaries:
+    last, they would leave one core idle.
+    """
     items.sort(key=lambda item: item.path.name not in ("test_readme.py", "test_opened_files.py"))
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
@@ -63,8 +74,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
-    """A full collection walks through all that torch and transformers have imported, a third of a second, and every training under a
-    Trainer makes one. So what the imports made is left out of collections."""
+    """A full collection walks through all that torch and transformers have imported, a third of a
+    second, and every training under a Trainer makes one. So what the imports made is left out of
+    collections.
+    """
     gc.disable()
     try:
         return (yield)
@@ -129,21 +142,33 @@ def tiny_config(tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
     from transformers import GPT2Config
 
     return GPT2Config(
-        vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager",
-        pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        n_positions=64,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        attn_implementation="eager",
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
 
 
 @pytest.fixture
 def compiler() -> Iterator[None]:
-    """Nothing is compiled yet. Mark the test with ``filterwarnings("default")``, because the compiler has warnings of its own."""
+    """Nothing is compiled yet. Mark the test with ``filterwarnings("default")``, because the
+    compiler has warnings of its own.
+    """
     import torch
     from torch._inductor import config
 
     if shutil.which("g++") is None:
         pytest.skip("torch.compile needs a C++ compiler")
     torch.compiler.reset()
-    # By default one process for each core imports torch first, which takes longer than compiling the functions of a test.
+    # By default one process for each core imports torch first, which takes longer than compiling
+    # the functions of a test.
     with config.patch(compile_threads=1):
         yield

@@ -1,6 +1,8 @@
-"""A Hub in the test's own process: dataset repositories with commits and branches, over HTTP, offline.
+"""A Hub in the test's own process: dataset repositories with commits and branches, over HTTP,
+offline.
 
-As much of the protocol as `huggingface_hub` and `datasets` speak to create, push to, list and read dataset repositories.
+As much of the protocol as `huggingface_hub` and `datasets` speak to create, push to, list and read
+dataset repositories.
 """
 
 from __future__ import annotations
@@ -21,19 +23,25 @@ TOKEN = "hf_of_the_tests"
 
 @dataclass
 class Repository:
-    """`commits[sha]` are the files at that commit; `branches` name commits; `log` has the commits of each branch."""
+    """`commits[sha]` are the files at that commit; `branches` name commits; `log` has the commits
+    of each branch.
+    """
 
     private: bool = False
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
-    log: dict[str, list[str]] = field(default_factory=dict)  # commit messages per branch, without the initial one
+    log: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # commit messages per branch, without the initial one
 
     def __post_init__(self) -> None:
         self.commit("main", {".gitattributes": b""})
         self.log["main"] = []
 
     def commit(self, branch: str, files: dict[str, bytes], message: str = "initial commit") -> str:
-        sha = uuid.uuid4().hex + "0" * 8  # never that of an earlier test, whose files the client has in its cache
+        sha = (
+            uuid.uuid4().hex + "0" * 8
+        )  # never that of an earlier test, whose files the client has in its cache
         self.commits[sha], self.branches[branch] = files, sha
         self.log.setdefault(branch, []).append(message)
         return sha
@@ -99,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(data)
 
-    # -- routes ------------------------------------------------------------------------------------------------------
+    # -- routes ------------------------------------------------------------------------------------
 
     def route(self, path: str, body: bytes) -> tuple[int, object, dict[str, str]]:
         name = r"(?P<repo>[^/]+/[^/]+?)"
@@ -120,13 +128,21 @@ class Handler(BaseHTTPRequestHandler):
                     repository = self.hub.repositories.get(arguments.pop("repo"))
                     has_token = TOKEN in self.headers.get("Authorization", "")
                     if repository is None or (repository.private and not has_token):
-                        return 404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"}
+                        return (
+                            404,
+                            {"error": "Repository not found"},
+                            {"X-Error-Code": "RepoNotFound"},
+                        )
                     arguments["repository"] = repository
                     revision = arguments.get("revision") or "main"
                     if "revision" in arguments:
                         arguments["revision"] = repository.branches.get(revision, revision)
                         if arguments["revision"] not in repository.commits:
-                            return 404, {"error": "Invalid rev id"}, {"X-Error-Code": "RevisionNotFound"}
+                            return (
+                                404,
+                                {"error": "Invalid rev id"},
+                                {"X-Error-Code": "RevisionNotFound"},
+                            )
                     if function == self.commit:
                         arguments["branch"] = revision
                 result = function(body, **arguments)
@@ -142,7 +158,11 @@ class Handler(BaseHTTPRequestHandler):
         if status == 200:
             private = request.get("private") or request.get("visibility") == "private"
             self.hub.repositories[name] = Repository(private=bool(private))
-        return status, {"url": f"{self.hub.url}/datasets/{name}", "name": name, "error": "exists already"}
+        return status, {
+            "url": f"{self.hub.url}/datasets/{name}",
+            "name": name,
+            "error": "exists already",
+        }
 
     def branch(self, body: bytes, repository: Repository, branch: str) -> tuple:
         if branch in repository.branches:
@@ -155,7 +175,12 @@ class Handler(BaseHTTPRequestHandler):
         files = repository.commits[revision]
         paths = [file["path"] for file in json.loads(body)["files"]]
         known = {path: oid(files[path]) if path in files else None for path in paths}
-        return 200, {"files": [{"path": p, "uploadMode": "regular", "shouldIgnore": False, "oid": known[p]} for p in paths]}
+        return 200, {
+            "files": [
+                {"path": p, "uploadMode": "regular", "shouldIgnore": False, "oid": known[p]}
+                for p in paths
+            ]
+        }
 
     def commit(self, body: bytes, repository: Repository, revision: str, branch: str) -> tuple:
         files, message = dict(repository.commits[revision]), ""
@@ -170,18 +195,31 @@ class Handler(BaseHTTPRequestHandler):
             elif key == "deletedFile":
                 del files[value["path"]]
         sha = repository.commit(branch, files, message)
-        return 200, {"success": True, "commitOid": sha, "commitUrl": f"{self.hub.url}/datasets/user/x/commit/{sha}"}
+        return 200, {
+            "success": True,
+            "commitOid": sha,
+            "commitUrl": f"{self.hub.url}/datasets/user/x/commit/{sha}",
+        }
 
     def info(self, body: bytes, repository: Repository, revision: str) -> tuple:
         name = next(name for name, known in self.hub.repositories.items() if known is repository)
         siblings = [{"rfilename": path} for path in repository.commits[revision]]
-        return 200, {"id": name, "sha": revision, "private": repository.private, "siblings": siblings, "tags": []}
+        return 200, {
+            "id": name,
+            "sha": revision,
+            "private": repository.private,
+            "siblings": siblings,
+            "tags": [],
+        }
 
     def tree(self, body: bytes, repository: Repository, revision: str, folder: str | None) -> tuple:
         files, prefix = repository.commits[revision], f"{folder}/" if folder else ""
         below = {path: data for path, data in files.items() if path.startswith(prefix)}
         folders = {path.rpartition("/")[0] for path in below} - {"", folder}
-        entries = [*map(directory, sorted(folders)), *(entry(path, data) for path, data in below.items())]
+        entries = [
+            *map(directory, sorted(folders)),
+            *(entry(path, data) for path, data in below.items()),
+        ]
         if not re.search(r"recursive=(true|1)", self.path, flags=re.I):
             entries = [found for found in entries if "/" not in found["path"].removeprefix(prefix)]
         return 200, entries
@@ -190,7 +228,11 @@ class Handler(BaseHTTPRequestHandler):
         files = repository.commits[revision]
         if file not in files:
             return 404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"}
-        headers = {"X-Repo-Commit": revision, "ETag": f'"{oid(files[file])}"', "Accept-Ranges": "bytes"}
+        headers = {
+            "X-Repo-Commit": revision,
+            "ETag": f'"{oid(files[file])}"',
+            "Accept-Ranges": "bytes",
+        }
         if wanted := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             start, end = int(wanted[1]), int(wanted[2] or len(files[file]) - 1)
             headers["Content-Range"] = f"bytes {start}-{end}/{len(files[file])}"

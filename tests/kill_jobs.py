@@ -1,6 +1,8 @@
-"""What test_kills.py kills: a distillation, a recording of Ω, a save and a push. Each goes on where it was ended.
+"""What test_kills.py kills: a distillation, a recording of Ω, a save and a push. Each goes on where
+it was ended.
 
-A job tells through its connection when a phase begins and when it has ended; what it prints goes to a file beside its folder.
+A job tells through its connection when a phase begins and when it has ended; what it prints goes to
+a file beside its folder.
 """
 
 from __future__ import annotations
@@ -39,10 +41,17 @@ def phase(connection: Connection, name: str) -> Iterator[None]:
 
 
 def distil(folder: Path, connection: Connection) -> None:
-    """With a checkpoint every two steps. Leaves summary, optimizer and losses in `end.safetensors`."""
+    """With a checkpoint every two steps. Leaves summary, optimizer and losses in
+    `end.safetensors`.
+    """
     trainer = tiny_trainer(
-        folder, SEQUENCES, TOKENIZER, max_steps=STEPS, save_strategy="steps", save_steps=2,
-    )  # fmt: skip
+        folder,
+        SEQUENCES,
+        TOKENIZER,
+        max_steps=STEPS,
+        save_strategy="steps",
+        save_steps=2,
+    )
     save = trainer._save_checkpoint
 
     def save_checkpoint(*args):
@@ -64,9 +73,17 @@ def record(folder: Path, connection: Connection) -> None:
     trainer = tiny_trainer(folder / "unused", SEQUENCES, TOKENIZER)
     with phase(connection, "record"):
         record_trajectories(
-            trainer.learner, trainer.args.make_inner_optimizer(), SEQUENCES["train"], trainer.data_collator, folder,
-            num=4, steps=40, save_every=5, batch_size=20, seed=1,
-        )  # fmt: skip
+            trainer.learner,
+            trainer.args.make_inner_optimizer(),
+            SEQUENCES["train"],
+            trainer.data_collator,
+            folder,
+            num=4,
+            steps=40,
+            save_every=5,
+            batch_size=20,
+            seed=1,
+        )
 
 
 def publish(folder: Path, connection: Connection) -> None:

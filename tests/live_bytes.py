@@ -26,7 +26,9 @@ class LiveBytes(TorchDispatchMode):
         self.now = self.peak = self.elements = 0
         self._known: set[int] = set()
 
-    def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         for x in _tensors((args, kwargs)):  # they were there before, or are counted already
             self._watch(x.untyped_storage(), 0)
         found = func(*args, **(kwargs or {}))

@@ -10,7 +10,17 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "farzi_hf"
 # A room imports from the rooms before it.
-ROOMS = ("engine", "data", "models", "tasks", "summary", "distillation", "attribution", "report", "cli")
+ROOMS = (
+    "engine",
+    "data",
+    "models",
+    "tasks",
+    "summary",
+    "distillation",
+    "attribution",
+    "report",
+    "cli",
+)
 INDEPENDENT = ("engine", "models")
 LOOSE = 2
 """Modules beside the rooms and `__init__.py` that the package may have."""
@@ -26,12 +36,18 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
             source = ".".join(part for part in (base, node.module) if part)
-            names |= {f"{source}.{alias.name}" for alias in node.names} if source == "farzi_hf" else {source}
+            names |= (
+                {f"{source}.{alias.name}" for alias in node.names}
+                if source == "farzi_hf"
+                else {source}
+            )
     return {name.split(".")[1] for name in names if name.startswith("farzi_hf.")}
 
 
 def test_every_file_is_in_a_room_and_two_at_most_stand_beside_them():
-    assert {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"} == set(ROOMS)
+    assert {
+        path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"
+    } == set(ROOMS)
     assert len({path.name for path in PACKAGE.glob("*.py")} - {"__init__.py"}) <= LOOSE
 
 
@@ -41,7 +57,11 @@ def test_a_room_imports_only_rooms_before_it():
         files = sorted((PACKAGE / room).rglob("*.py"))
         assert files
         allowed = {room} if room in INDEPENDENT else set(ROOMS[: number + 1])
-        wrong |= {str(path.relative_to(PACKAGE)): found for path in files if (found := imported(path) - allowed)}
+        wrong |= {
+            str(path.relative_to(PACKAGE)): found
+            for path in files
+            if (found := imported(path) - allowed)
+        }
     assert not wrong
 
 
@@ -65,6 +85,10 @@ def test_the_engine_is_imported_with_torch_alone():
     found = set()
     for path in (PACKAGE / "engine").rglob("*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            names = [x.name for x in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or ""]
+            names = (
+                [x.name for x in node.names]
+                if isinstance(node, ast.Import)
+                else [getattr(node, "module", None) or ""]
+            )
             found |= {name.split(".")[0] for name in names}
     assert found - {"", "farzi_hf"} - sys.stdlib_module_names == {"torch"}

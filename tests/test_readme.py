@@ -1,4 +1,6 @@
-"""Every Python block of the README and of docs/ runs as printed, as a newcomer would run it; commands and links exist."""
+"""Every Python block of the README and of docs/ runs as printed, as a newcomer would run it;
+commands and links exist.
+"""
 
 import os
 import re
@@ -24,13 +26,17 @@ PROGRAMS = ("accelerate", "farzi", "make", "pip", "python", "torchrun")
 
 
 def _parse_config(argv: list[str]) -> None:
-    parse_arguments((RunSettings, FarziConfig), ROOT / "recipes" / "configs" / "ptb_50x50.yaml", argv)
+    parse_arguments(
+        (RunSettings, FarziConfig), ROOT / "recipes" / "configs" / "ptb_50x50.yaml", argv
+    )
 
 
 def _parse_finetune(argv: list[str]) -> None:
     import finetune
 
-    HfArgumentParser(finetune.FinetuneArguments).parse_args_into_dataclasses(argv, look_for_args_file=False)
+    HfArgumentParser(finetune.FinetuneArguments).parse_args_into_dataclasses(
+        argv, look_for_args_file=False
+    )
 
 
 RECIPES = {"ptb.py": _parse_config, "recsys.py": _parse_config, "finetune.py": _parse_finetune}
@@ -47,7 +53,9 @@ for path in map(Path, sys.argv[1:]):
     exec(compile(path.read_text(encoding="utf-8"), path.name, "exec"), {"__name__": "__main__"})
     os.chdir("..")
 """
-"""Runs each page in a folder and a namespace of its own, and all of them in one process: importing takes most of the time."""
+"""Runs each page in a folder and a namespace of its own, and all of them in one process: importing
+takes most of the time.
+"""
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -61,18 +69,27 @@ def test_blocks_run_as_printed(tmp_path):
             pages.append(tmp_path / f"{page.stem}.py")
             pages[-1].write_text("\n".join(code), encoding="utf-8")
     assert {"README", "engine", "recommendation", "artefact"} <= {page.stem for page in pages}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(tmp_path / "cache"),
+    }
     command = [sys.executable, "-c", RUN_PAGES, *map(str, pages)]
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert not re.findall(r".*(?:[Ww]arn|loss_type|pin_memory).*", run.stderr)  # a first minute without them
+    assert not re.findall(
+        r".*(?:[Ww]arn|loss_type|pin_memory).*", run.stderr
+    )  # a first minute without them
     outputs = dict(part.split("\n", 1) for part in run.stdout.split("== ")[1:])
     assert set(outputs) == {page.stem for page in pages}
     assert re.search(r"^\{'loss': .*'epoch'", outputs["README"], re.M)  # on the way
     # of the distillation's students, and of the stock Trainer's
     assert outputs["README"].count("'eval_perplexity'") == 2
     assert outputs["recommendation"].count("'eval_hr@10'") == 2
-    gradients = re.findall(r"^(?:Direct|Tape|Checkpoint)\(.*(tensor\(.*\))$", outputs["engine"], re.M)
+    gradients = re.findall(
+        r"^(?:Direct|Tape|Checkpoint)\(.*(tensor\(.*\))$", outputs["engine"], re.M
+    )
     assert len(gradients) == 3
     assert len(set(gradients)) == 1  # as the page says
     for name in ("farzi.safetensors", "viewer.html"):
@@ -81,10 +98,18 @@ def test_blocks_run_as_printed(tmp_path):
 
 
 def commands() -> list[list[str]]:
-    """The words of each command in a block or in a line of text, without comments and what stands for more."""
+    """The words of each command in a block or in a line of text, without comments and what stands
+    for more.
+    """
     texts = [page.read_text(encoding="utf-8") for page in PAGES]
-    lines = [line for page in PAGES for block in blocks(page, "bash") for line in block.splitlines()]
-    lines += [code for text in texts for code in re.findall(rf"`((?:{'|'.join(PROGRAMS)}) [^`\n]+)`", text)]
+    lines = [
+        line for page in PAGES for block in blocks(page, "bash") for line in block.splitlines()
+    ]
+    lines += [
+        code
+        for text in texts
+        for code in re.findall(rf"`((?:{'|'.join(PROGRAMS)}) [^`\n]+)`", text)
+    ]
     found = [[word for word in shlex.split(line, comments=True) if word != "…"] for line in lines]
     return [words for words in found if words]
 
@@ -96,16 +121,24 @@ def test_commands_are_known():
     for words in commands():
         program, *rest = words
         assert program in PROGRAMS
-        missing = [word for word in rest if word.startswith("recipes/") and "NAME" not in word and not (ROOT / word).exists()]
+        missing = [
+            word
+            for word in rest
+            if word.startswith("recipes/") and "NAME" not in word and not (ROOT / word).exists()
+        ]
         assert not missing
         if program == "make":
             assert rest[0] in targets
         if program == "farzi":
             assert rest[0] in (*COMMANDS, "COMMAND")
-        script = next((Path(word).name for word in rest if re.fullmatch(r"recipes/\w+\.py", word)), None)
+        script = next(
+            (Path(word).name for word in rest if re.fullmatch(r"recipes/\w+\.py", word)), None
+        )
         if script in RECIPES:
             arguments = rest[rest.index(f"recipes/{script}") + 1 :]
-            RECIPES[script]([str(ROOT / word) if word.startswith("recipes/") else word for word in arguments])
+            RECIPES[script](
+                [str(ROOT / word) if word.startswith("recipes/") else word for word in arguments]
+            )
         checked |= {program, script}
     assert {"make", "farzi", *RECIPES} <= checked
 
@@ -115,7 +148,11 @@ def test_commands_are_known():
 def test_the_first_hour_goes_as_printed(tmp_path):
     """Each command of the walk-through, one after the other, with less time for the trials."""
     said = ""
-    for line in [line for block in blocks(ROOT / "docs" / "first_hour.md", "bash") for line in block.splitlines()]:
+    for line in [
+        line
+        for block in blocks(ROOT / "docs" / "first_hour.md", "bash")
+        for line in block.splitlines()
+    ]:
         words = shlex.split(line.replace("--minutes 10", "--minutes 1 --num_students 1"))
         program = {
             "farzi": [sys.executable, "-c", "from farzi_hf.cli import main; main()"],
@@ -125,7 +162,9 @@ def test_the_first_hour_goes_as_printed(tmp_path):
         assert run.returncode == 0, f"{line}: {run.stderr[-2000:]}"
         said += run.stdout
     assert "Verdict: " in said
-    assert {"docs.jsonl", "farzi-docs", "student", "llama", "judged"} == {path.name for path in tmp_path.iterdir()}
+    assert {"docs.jsonl", "farzi-docs", "student", "llama", "judged"} == {
+        path.name for path in tmp_path.iterdir()
+    }
 
 
 def test_links_lead_somewhere():

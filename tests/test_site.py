@@ -12,14 +12,20 @@ import yaml
 import farzi_hf
 
 ROOT = Path(__file__).parents[1]
-ROOMS = sorted(path.stem for path in (ROOT / "docs" / "reference").glob("*.md") if path.stem != "index")
+ROOMS = sorted(
+    path.stem for path in (ROOT / "docs" / "reference").glob("*.md") if path.stem != "index"
+)
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
 def test_the_version_is_the_same_everywhere():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"]
-    latest = re.search(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)[1]
-    project = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)[1]
+    latest = re.search(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)[
+        1
+    ]
+    project = re.search(
+        r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M
+    )[1]
     assert {citation, latest, project} == {farzi_hf.__version__}
 
 
@@ -27,13 +33,23 @@ def test_the_version_is_the_same_everywhere():
 @pytest.mark.timeout(600)
 def test_the_site_builds_and_names_everything_public(tmp_path):
     """In strict mode a page that is in no navigation, or a link that leads nowhere, is an error."""
-    pytest.importorskip("mkdocstrings", reason="the site needs the extra docs: pip install -e .[docs]")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")]
+    pytest.importorskip(
+        "mkdocstrings", reason="the site needs the extra docs: pip install -e .[docs]"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--quiet",
+        "--site-dir",
+        str(tmp_path / "site"),
+    ]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert set(ROOMS) == {path.name for path in (ROOT / "farzi_hf").iterdir() if (path / "__init__.py").exists()} - {"cli"} | {
-        "metrics"
-    }
+    assert set(ROOMS) == {
+        path.name for path in (ROOT / "farzi_hf").iterdir() if (path / "__init__.py").exists()
+    } - {"cli"} | {"metrics"}
     missing = []
     for room in ROOMS:
         page = (tmp_path / "site" / "reference" / room / "index.html").read_text(encoding="utf-8")
@@ -50,10 +66,18 @@ def test_the_site_builds_and_names_everything_public(tmp_path):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, tmp_path):
-    nbclient = pytest.importorskip("nbclient", reason="notebooks need the extra docs: pip install -e .[docs]")
+    nbclient = pytest.importorskip(
+        "nbclient", reason="notebooks need the extra docs: pip install -e .[docs]"
+    )
     pytest.importorskip("ipykernel", reason="notebooks need the extra docs: pip install -e .[docs]")
     import nbformat
 
     notebook = nbformat.read(path, as_version=4)
-    assert all(cell.outputs for cell in notebook.cells if cell.cell_type == "code" and "print(" in cell.source)
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert all(
+        cell.outputs
+        for cell in notebook.cells
+        if cell.cell_type == "code" and "print(" in cell.source
+    )
+    nbclient.NotebookClient(
+        notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()

@@ -17,11 +17,40 @@ RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 CONFIGS = RECIPES / "configs"
 USERS = 100
 TINY = (
-    "--inputs", "soft", "--labels", "shared", "--inner_learning_rate", "0.01", "--inner_betas", "0.5", "0.999", "--inner_epsilon", "1e-4",
-    "--learning_rate", "0.03",
-    "--num_sequences", "4", "--sequence_length", "8", "--latent_dim", "4", "--inner_steps", "4", "--synthetic_batch_size", "2",
-    "--max_steps", "2", "--num_students", "2", "--use_cpu", "true", "--disable_tqdm", "true", "--report_to", "none",
-)  # fmt: skip
+    "--inputs",
+    "soft",
+    "--labels",
+    "shared",
+    "--inner_learning_rate",
+    "0.01",
+    "--inner_betas",
+    "0.5",
+    "0.999",
+    "--inner_epsilon",
+    "1e-4",
+    "--learning_rate",
+    "0.03",
+    "--num_sequences",
+    "4",
+    "--sequence_length",
+    "8",
+    "--latent_dim",
+    "4",
+    "--inner_steps",
+    "4",
+    "--synthetic_batch_size",
+    "2",
+    "--max_steps",
+    "2",
+    "--num_students",
+    "2",
+    "--use_cpu",
+    "true",
+    "--disable_tqdm",
+    "true",
+    "--report_to",
+    "none",
+)
 COMPARED = (*TINY, "--teacher_steps", "3", "--seeds", "0", "1", "--window", "0")
 """Of a table whose rows are distillations of two seeds each."""
 START = ("--concentration", "4")
@@ -40,17 +69,57 @@ LOGGED = (
 )
 GPT2 = '{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1}'
 GRU4REC = '{"model_type": "gru4rec", "hidden_size": 8}'
-SASREC = '{"model_type": "sasrec", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}'
+SASREC = (
+    '{"model_type": "sasrec", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}'
+)
 DEMO = (
-    *TINY, "--config", str(CONFIGS / "demo.yaml"), "--vocab_size", "60", "--window", "2", "--inner_steps_min", "3", *LOGGED,
-    "--learner_pool", "4", "--per_device_train_batch_size", "128", "--eval_students", "1", "--teacher_steps", "6",
-)  # fmt: skip
+    *TINY,
+    "--config",
+    str(CONFIGS / "demo.yaml"),
+    "--vocab_size",
+    "60",
+    "--window",
+    "2",
+    "--inner_steps_min",
+    "3",
+    *LOGGED,
+    "--learner_pool",
+    "4",
+    "--per_device_train_batch_size",
+    "128",
+    "--eval_students",
+    "1",
+    "--teacher_steps",
+    "6",
+)
 """Of `ptb.py`."""
 DEMO_RECSYS = (
-    *TINY, "--config", str(CONFIGS / "demo_recsys.yaml"), *LOGGED, "--eval_students", "1", "--window", "25",
-    "--per_device_train_batch_size", "64", "--input_sequences", "made_up_by_root", "--teacher_steps", "6", "--learner", GRU4REC, *START,
-    "--baselines", "packed_teacher", "teacher", "full", "full_long", "random", "random_bytes", "head",
-)  # fmt: skip
+    *TINY,
+    "--config",
+    str(CONFIGS / "demo_recsys.yaml"),
+    *LOGGED,
+    "--eval_students",
+    "1",
+    "--window",
+    "25",
+    "--per_device_train_batch_size",
+    "64",
+    "--input_sequences",
+    "made_up_by_root",
+    "--teacher_steps",
+    "6",
+    "--learner",
+    GRU4REC,
+    *START,
+    "--baselines",
+    "packed_teacher",
+    "teacher",
+    "full",
+    "full_long",
+    "random",
+    "random_bytes",
+    "head",
+)
 """Of `recsys.py`."""
 
 
@@ -60,15 +129,24 @@ def places(folder: Path) -> list[str]:
 
 
 def leave_out_figures(patch: pytest.MonkeyPatch) -> None:
-    """Figures are made but not drawn: that takes as long as the rest of a tiny run. For runs whose figures another test draws."""
+    """Figures are made but not drawn: that takes as long as the rest of a tiny run. For runs whose
+    figures another test draws.
+    """
     patch.setattr(
-        "matplotlib.figure.Figure.savefig", lambda figure, file, **options: Path(file).write_bytes(b"\x89PNG\r\n\x1a\n")
+        "matplotlib.figure.Figure.savefig",
+        lambda figure, file, **options: Path(file).write_bytes(b"\x89PNG\r\n\x1a\n"),
     )
 
 
 def use_small_data(patch: pytest.MonkeyPatch) -> None:
-    """Fewer of the embedded sentences and users, which `sample` and `sample_interactions` then are, and fewer resamples of them."""
-    given = {p.name: p.default for p in inspect.signature(bootstrap_interval).parameters.values() if p.default is not p.empty}
+    """Fewer of the embedded sentences and users, which `sample` and `sample_interactions` then are,
+    and fewer resamples of them.
+    """
+    given = {
+        p.name: p.default
+        for p in inspect.signature(bootstrap_interval).parameters.values()
+        if p.default is not p.empty
+    }
     assert given["resamples"] == 1000
     patch.setattr(bootstrap_interval, "__defaults__", tuple({**given, "resamples": 100}.values()))
     patch.setitem(TEXTS, "sample", lambda data_dir: small_text())

@@ -1,4 +1,6 @@
-"""A distillation of seconds, for the tests of FarziTrainer; `run` is the same one for processes to share or to kill."""
+"""A distillation of seconds, for the tests of FarziTrainer; `run` is the same one for processes to
+share or to kill.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,30 @@ from farzi_hf.data import load_sample_text, tokenize, word_tokenizer
 from farzi_hf.distillation.run import Interrupted
 
 SETTINGS = {
-    "inputs": "soft", "labels": "shared", "inner_betas": [0.5, 0.999],
-    "num_sequences": 4, "sequence_length": 8, "latent_dim": 4, "inner_steps": 4, "inner_steps_min": 2, "window": 3,
-    "synthetic_batch_size": 2, "inner_learning_rate": 0.05, "inner_epsilon": 1e-3, "learning_rate": 0.05, "max_steps": 4,
-    "per_device_train_batch_size": 40, "eval_students": 2, "logging_steps": 1, "save_strategy": "no", "use_cpu": True,
-    "disable_tqdm": True, "report_to": "none", "seed": 3, "concentration": 8.0,
-}  # fmt: skip
+    "inputs": "soft",
+    "labels": "shared",
+    "inner_betas": [0.5, 0.999],
+    "num_sequences": 4,
+    "sequence_length": 8,
+    "latent_dim": 4,
+    "inner_steps": 4,
+    "inner_steps_min": 2,
+    "window": 3,
+    "synthetic_batch_size": 2,
+    "inner_learning_rate": 0.05,
+    "inner_epsilon": 1e-3,
+    "learning_rate": 0.05,
+    "max_steps": 4,
+    "per_device_train_batch_size": 40,
+    "eval_students": 2,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "report_to": "none",
+    "seed": 3,
+    "concentration": 8.0,
+}
 
 
 def tiny_data() -> tuple[DatasetDict, PreTrainedTokenizerFast]:
@@ -37,9 +57,17 @@ def tiny_data() -> tuple[DatasetDict, PreTrainedTokenizerFast]:
 
 def tiny_learner(vocab_size: int) -> GPT2Config:
     return GPT2Config(
-        vocab_size=vocab_size, n_positions=64, n_embd=16, n_layer=1, n_head=2, bos_token_id=2, eos_token_id=3,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-    )  # fmt: skip
+        vocab_size=vocab_size,
+        n_positions=64,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=2,
+        eos_token_id=3,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
 
 
 def tiny_trainer(
@@ -49,7 +77,9 @@ def tiny_trainer(
     trainer: dict[str, Any] | None = None,
     **settings: Any,
 ) -> FarziTrainer:
-    """A trainer with `SETTINGS`, `settings` over them, and `trainer` over FarziTrainer's own arguments."""
+    """A trainer with `SETTINGS`, `settings` over them, and `trainer` over FarziTrainer's own
+    arguments.
+    """
     arguments = {
         "learner_init": tiny_learner(len(tokenizer)),
         "args": FarziConfig(str(output_dir), **{**SETTINGS, **settings}),
@@ -65,7 +95,9 @@ def tensors(trainer: FarziTrainer) -> list[Tensor]:
     """Latents, decoder, and what the optimizer remembers of each."""
     summary = [p.detach().clone() for p in trainer.model.parameters()]
     states = trainer.optimizer.state_dict()["state"] if trainer.optimizer else {}
-    return summary + [x.clone() for _, state in sorted(states.items()) for _, x in sorted(state.items())]
+    return summary + [
+        x.clone() for _, state in sorted(states.items()) for _, x in sorted(state.items())
+    ]
 
 
 def logged(trainer: FarziTrainer, name: str) -> list[float]:
@@ -74,7 +106,9 @@ def logged(trainer: FarziTrainer, name: str) -> list[float]:
 
 
 class PoisonedGradient:
-    """An objective whose gradient is NaN in the given calls (counted from 0), or in all if there are none."""
+    """An objective whose gradient is NaN in the given calls (counted from 0), or in all if there
+    are none.
+    """
 
     def __init__(self, objective: Any, calls: tuple[int, ...] = ()):
         self.objective, self.calls, self.count = objective, calls, -1
@@ -84,7 +118,9 @@ class PoisonedGradient:
         self.count += 1
         if self.calls and self.count not in self.calls:
             return loss
-        return loss + (0 * summary["latents"].sum()).sqrt()  # adds 0, whose derivative here is 0 · ∞
+        return (
+            loss + (0 * summary["latents"].sum()).sqrt()
+        )  # adds 0, whose derivative here is 0 · ∞
 
 
 class SignalAt(TrainerCallback):
@@ -99,7 +135,9 @@ class SignalAt(TrainerCallback):
 
 
 def die_while_saving(trainer: FarziTrainer, step: int) -> None:
-    """SIGKILL in the middle of the checkpoint of that step: the summary is written, the optimizer is not."""
+    """SIGKILL in the middle of the checkpoint of that step: the summary is written, the optimizer
+    is not.
+    """
 
     def save(output_dir: str) -> None:
         if trainer.state.global_step == step:
@@ -109,10 +147,14 @@ def die_while_saving(trainer: FarziTrainer, step: int) -> None:
     original, trainer._save_optimizer_and_scheduler = trainer._save_optimizer_and_scheduler, save
 
 
-def run(settings: dict[str, Any], environment: dict[str, str], log: Path, dying: int | None) -> None:
-    """All that a process does, see trainer_runs.py. It leaves what it ended with in `output_dir/process-RANK.pt`.
+def run(
+    settings: dict[str, Any], environment: dict[str, str], log: Path, dying: int | None
+) -> None:
+    """All that a process does, see trainer_runs.py. It leaves what it ended with in
+    `output_dir/process-RANK.pt`.
 
-    `environment` is what torchrun would set, `log` gets what the process says, `dying` is the step that it does not survive.
+    `environment` is what torchrun would set, `log` gets what the process says, `dying` is the step
+    that it does not survive.
     """
     begin_process(environment, log)
     trainer = tiny_trainer(settings.pop("output_dir"), *tiny_data(), **settings)
@@ -120,7 +162,11 @@ def run(settings: dict[str, Any], environment: dict[str, str], log: Path, dying:
         die_while_saving(trainer, dying)
     trainer.train()
     rank = trainer.args.process_index
-    result = {"tensors": tensors(trainer), "losses": logged(trainer, "loss"), "evaluation": trainer.evaluate()}
+    result = {
+        "tensors": tensors(trainer),
+        "losses": logged(trainer, "loss"),
+        "evaluation": trainer.evaluate(),
+    }
     if trainer.args.world_size > 1:
         result |= {"world_size": trainer.args.world_size, "poisoned": poisoned(trainer, rank)}
         result["interrupted"] = interrupted(trainer, rank)
@@ -154,7 +200,9 @@ def poisoned(trainer: FarziTrainer, rank: int) -> dict[str, Any]:
 
 
 def interrupted(trainer: FarziTrainer, rank: int) -> tuple[int, int]:
-    """The exit code and the last step where one process alone gets a SIGTERM, in the middle of its first step."""
+    """The exit code and the last step where one process alone gets a SIGTERM, in the middle of its
+    first step.
+    """
     if rank == 1:
         trainer.add_callback(SignalAt("SIGTERM", step=0))
     try:

@@ -1,4 +1,6 @@
-"""Runs of the tiny trainer in processes of their own, forked from one that has imported everything: that takes longer than a run."""
+"""Runs of the tiny trainer in processes of their own, forked from one that has imported everything:
+that takes longer than a run.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,23 @@ def run(
     die_while_saving: int | None = None,
     target: Callable = tiny_trainer.run,
 ) -> list[int]:
-    """Distils into `folder`, in so many processes that share the work; their exit codes. What went wrong is in `folder`.RANK.log.
+    """Distils into `folder`, in so many processes that share the work; their exit codes. What went
+    wrong is in `folder`.RANK.log.
 
     `target` is what each process does, a function with the arguments of `tiny_trainer.run`.
     """
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(processes)}
+        shared = {
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(free.getsockname()[1]),
+            "WORLD_SIZE": str(processes),
+        }
     started = []
     for rank in range(processes):
-        environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
+        environment = (
+            {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
+        )
         log = folder.with_suffix(f".{rank}.log")
         arguments = ({"output_dir": str(folder), **settings}, environment, log, die_while_saving)
         started.append(forked().Process(target=target, args=arguments))

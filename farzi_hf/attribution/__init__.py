@@ -1,6 +1,7 @@
 """Attribution: which training sequences made a model do well on those test sequences?
 
-`attribute` answers it for a stock Trainer. This room imports engine, data, models, summary and distillation.
+`attribute` answers it for a stock Trainer. This room imports engine, data, models, summary and
+distillation.
 """
 
 from farzi_hf.attribution.attribution import Attribution, attribute

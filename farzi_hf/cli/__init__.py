@@ -1,9 +1,11 @@
-"""The command line: `farzi distil DATA`, `farzi suggest DATA`, `farzi show SUMMARY`, `farzi train SUMMARY`, `farzi export SUMMARY OUT`,
-`farzi attribute MODEL DATA --test TEST`, `farzi push SUMMARY REPO`.
+"""The command line: `farzi distil DATA`, `farzi suggest DATA`, `farzi show SUMMARY`, `farzi train
+SUMMARY`, `farzi export SUMMARY OUT`, `farzi attribute MODEL DATA --test TEST`, `farzi push SUMMARY
+REPO`.
 
-Recipes use these modules too: settings from YAML (`arguments`), the folder of a run (`run_folder`), and the run itself (`distil`).
-A command's module is imported when the command is called. Help screens are in `help.json`, because the modules import torch, which takes
-seconds; `python docs/help_screens.py` writes it anew. That of data of one's own is `front_door.txt`.
+Recipes use these modules too: settings from YAML (`arguments`), the folder of a run (`run_folder`),
+and the run itself (`distil`). A command's module is imported when the command is called. Help
+screens are in `help.json`, because the modules import torch, which takes seconds; `python
+docs/help_screens.py` writes it anew. That of data of one's own is `front_door.txt`.
 """
 
 import json
@@ -21,8 +23,12 @@ COMMANDS = {
     "suggest": "choose settings for your own data by short trials, and print them as a config",
     "show": "print the facts of a summary, the likeliest entries of its positions, and its results",
     "train": "train a model on a summary, with the settings that it carries",
-    "export": "write the teacher that a summary carries, or rows of it, for programs without this library",
-    "attribute": "print the rows of a text, or the users, that made a model good, or bad, at other ones",
+    "export": (
+        "write the teacher that a summary carries, or rows of it, for programs without this library"
+    ),
+    "attribute": (
+        "print the rows of a text, or the users, that made a model good, or bad, at other ones"
+    ),
     "push": "upload a summary to a dataset repository of the Hugging Face Hub",
 }
 """A description of each command. The module of the same name has the function `command(argv)`."""
@@ -43,9 +49,14 @@ commands:
 
 
 def wrapped(screen: str, indent: int = 30) -> str:
-    """A help screen, whose lines are broken at the terminal's width; those of arguments go on in column `indent`."""
+    """A help screen, whose lines are broken at the terminal's width; those of arguments go on in
+    column `indent`.
+    """
     how = {"width": max(2 * indent, get_terminal_size().columns), "break_on_hyphens": False}
-    lines = (fill(line, subsequent_indent=" " * indent * line.startswith("  "), **how) for line in screen.splitlines())
+    lines = (
+        fill(line, subsequent_indent=" " * indent * line.startswith("  "), **how)
+        for line in screen.splitlines()
+    )
     return "\n".join(lines)
 
 
@@ -54,9 +65,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     is_program, argv = argv is None, list(sys.argv[1:] if argv is None else argv)
     name, rest = (argv[0], argv[1:]) if argv else ("--help", [])
     if is_program and {"-h", "--help", "help"} & {name, *rest} and hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `farzi --help | head` ends without a traceback
+        signal.signal(
+            signal.SIGPIPE, signal.SIG_DFL
+        )  # `farzi --help | head` ends without a traceback
     if name in ("-h", "--help", "help"):
-        print(wrapped(_USAGE.format(commands="\n".join(f"  {name:<11}{text}" for name, text in COMMANDS.items())), 13))
+        print(
+            wrapped(
+                _USAGE.format(
+                    commands="\n".join(f"  {name:<11}{text}" for name, text in COMMANDS.items())
+                ),
+                13,
+            )
+        )
         return
     if name == "--version":
         import farzi_hf
@@ -68,8 +88,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(f"farzi: {name!r} is no command: choose from {', '.join(COMMANDS)}")
     if {"-h", "--help"} & set(rest):
         said = "" if name == "distil" else " Prints the choice as a config."
-        front = SCREENS.with_name("front_door.txt").read_text(encoding="utf-8").format(name=name, said=said)
-        print(wrapped(front if name in FRONT else json.loads(SCREENS.read_text(encoding="utf-8"))[name]))
+        front = (
+            SCREENS.with_name("front_door.txt")
+            .read_text(encoding="utf-8")
+            .format(name=name, said=said)
+        )
+        print(
+            wrapped(
+                front if name in FRONT else json.loads(SCREENS.read_text(encoding="utf-8"))[name]
+            )
+        )
         return
     command = import_module(f"farzi_hf.cli.{name}").command
     import_module("farzi_hf.cli.program").run(lambda: command(rest), f"farzi {name}")

@@ -19,13 +19,18 @@ from farzi_hf.models.base import did_you_mean
 
 
 def parse_arguments(
-    types: Sequence[type], default_config: Path | None, argv: Sequence[str] | None = None, usage: str | None = None
+    types: Sequence[type],
+    default_config: Path | None,
+    argv: Sequence[str] | None = None,
+    usage: str | None = None,
 ) -> tuple[Any, ...]:
-    """One instance of each dataclass. The YAML file that `--config` names overrides defaults; the command line overrides both. Raises ValueError if
-    the file cannot be read, or has keys that no dataclass has.
+    """One instance of each dataclass. The YAML file that `--config` names overrides defaults; the
+    command line overrides both. Raises ValueError if the file cannot be read, or has keys that no
+    dataclass has.
 
-    YAML reads some numbers, such as 1e-2, as text. The file's values therefore become the parser's defaults, and the parser
-    converts them like command-line arguments. By default, the outputs of a file NAME.yaml go to outputs/NAME.
+    YAML reads some numbers, such as 1e-2, as text. The file's values therefore become the parser's
+    defaults, and the parser converts them like command-line arguments. By default, the outputs of a
+    file NAME.yaml go to outputs/NAME.
 
     Args:
         default_config: the file without `--config`; None for none.
@@ -38,7 +43,9 @@ def parse_arguments(
     first = ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", type=Path, default=default_config)
     config = first.parse_known_args(argv)[0].config
-    parser = HfArgumentParser(types, usage="%(prog)s [--config FILE.yaml] [--FIELD VALUE …]", allow_abbrev=False)
+    parser = HfArgumentParser(
+        types, usage="%(prog)s [--config FILE.yaml] [--FIELD VALUE …]", allow_abbrev=False
+    )
     known = {field.name for kind in types for field in fields(kind) if field.init}
     values = {} if config is None else read_yaml(config, known)
     for kind in types:
@@ -47,18 +54,27 @@ def parse_arguments(
         except ValueError as error:
             raise ValueError(f"config={str(config)!r}: {error}") from None
     named = {} if config is None else {"config": str(config)}
-    parser.set_defaults(**{**named, "output_dir": "outputs/" + ("run" if config is None else config.stem), **values})
-    *parsed, rest = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True, look_for_args_file=False)
+    parser.set_defaults(
+        **{**named, "output_dir": "outputs/" + ("run" if config is None else config.stem), **values}
+    )
+    *parsed, rest = parser.parse_args_into_dataclasses(
+        argv, return_remaining_strings=True, look_for_args_file=False
+    )
     if rest:
         options = [f"--{name}" for name in known]
-        raise ValueError(f"{rest[0]!r} is no option{did_you_mean(rest[0].partition('=')[0], options)}; see --help")
+        raise ValueError(
+            f"{rest[0]!r} is no option{did_you_mean(rest[0].partition('=')[0], options)}; see"
+            " --help"
+        )
     if any(getattr(part, "disable_tqdm", False) for part in parsed):
         disable_progress_bars()  # `datasets` has progress bars of its own
     return tuple(parsed)
 
 
 def help_screen(types: Sequence[type], default_config: Path, usage: str | None = None) -> str:
-    """A program's own fields. `TrainingArguments` has far more fields; the screen names only a few of these."""
+    """A program's own fields. `TrainingArguments` has far more fields; the screen names only a few
+    of these.
+    """
     known = {"config", *(field.name for field in fields(TrainingArguments))}
     config = "" if default_config is None else f" (by default {default_config.name})"
     lines = [
@@ -67,20 +83,36 @@ def help_screen(types: Sequence[type], default_config: Path, usage: str | None =
     ]
     for kind in types:
         own = [field for field in fields(kind) if field.init and field.name not in known]
-        lines += ["", *(f"  {'--' + field.name:<26}  {field.metadata.get('help', '')}" for field in own)]
+        lines += [
+            "",
+            *(f"  {'--' + field.name:<26}  {field.metadata.get('help', '')}" for field in own),
+        ]
     examples = (
-        "--output_dir, --max_steps, --learning_rate, --per_device_train_batch_size, --seed, --eval_steps, --save_steps, --use_cpu"
+        "--output_dir, --max_steps, --learning_rate, --per_device_train_batch_size, --seed,"
+        " --eval_steps, --save_steps, --use_cpu"
     )
-    lines += ["", "All fields of transformers.TrainingArguments work too, for the outer loop:", f"  {examples}, …"]
+    lines += [
+        "",
+        "All fields of transformers.TrainingArguments work too, for the outer loop:",
+        f"  {examples}, …",
+    ]
     return "\n".join(lines)
 
 
 def example_configs() -> dict[str, Path]:
-    """Example configs by name, from the installed distribution. If the package is not installed, from its checkout."""
+    """Example configs by name, from the installed distribution. If the package is not installed,
+    from its checkout.
+    """
     installed, folder = [], Path(__file__).resolve().parents[2] / "recipes" / "configs"
     with suppress(PackageNotFoundError):
-        installed = [Path(file.locate()) for file in files("farzi-hf") or [] if file.match("share/farzi_hf/configs/*.yaml")]
-    return {path.stem: path for path in sorted(installed or folder.glob("*.yaml"))}  # those of other recipes are in folders
+        installed = [
+            Path(file.locate())
+            for file in files("farzi-hf") or []
+            if file.match("share/farzi_hf/configs/*.yaml")
+        ]
+    return {
+        path.stem: path for path in sorted(installed or folder.glob("*.yaml"))
+    }  # those of other recipes are in folders
 
 
 def read_yaml(path: Path, known: set[str]) -> dict[str, Any]:
@@ -88,10 +120,17 @@ def read_yaml(path: Path, known: set[str]) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise ValueError(f"config={str(path)!r} cannot be read: {error}; give a YAML file in UTF-8") from None
+        raise ValueError(
+            f"config={str(path)!r} cannot be read: {error}; give a YAML file in UTF-8"
+        ) from None
     if not isinstance(values, dict):
-        raise ValueError(f"config={str(path)!r} holds a {type(values).__name__}: write lines of `field: value`")
+        raise ValueError(
+            f"config={str(path)!r} holds a {type(values).__name__}: write lines of `field: value`"
+        )
     for key in values:
         if key not in known:
-            raise ValueError(f"config={str(path)!r} has an unknown key {key!r}{did_you_mean(key, known)}; see --help")
+            raise ValueError(
+                f"config={str(path)!r} has an unknown key {key!r}{did_you_mean(key, known)}; see"
+                " --help"
+            )
     return values

@@ -1,7 +1,8 @@
-"""Distils the data set that a config names, compares the summary with real data, and saves an artefact that anyone can load.
+"""Distils the data set that a config names, compares the summary with real data, and saves an
+artefact that anyone can load.
 
-A run that is started again goes on from its last checkpoint. Each seed has a folder with `summary/` and `plots/`. The run's folder
-gets `table.md` and `table.csv`.
+A run that is started again goes on from its last checkpoint. Each seed has a folder with `summary/`
+and `plots/`. The run's folder gets `table.md` and `table.csv`.
 """
 
 import copy
@@ -14,7 +15,14 @@ from typing import Any
 from farzi_hf.cli.arguments import example_configs, parse_arguments
 from farzi_hf.cli.front_door import USAGE, FrontDoor, Options
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
-from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept, stored, write_recipe
+from farzi_hf.cli.run_folder import (
+    begin_run,
+    check_outputs,
+    find_checkpoint,
+    kept,
+    stored,
+    write_recipe,
+)
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.rows import check_rows, run_check
 from farzi_hf.distillation.run import locked
@@ -35,19 +43,33 @@ FIGURES = ("distillation", "comparison", "tokens")
 
 
 def trainer_of(
-    data: TaskData, args: FarziConfig, seed: int, learner: Mapping[str, Any] | None = None, farzi_data: FarziData | None = None
+    data: TaskData,
+    args: FarziConfig,
+    seed: int,
+    learner: Mapping[str, Any] | None = None,
+    farzi_data: FarziData | None = None,
 ) -> FarziTrainer:
-    """The trainer of one seed. It uses the learner of the settings, unless `learner` gives another one; it goes on with `farzi_data`."""
+    """The trainer of one seed. It uses the learner of the settings, unless `learner` gives another
+    one; it goes on with `farzi_data`.
+    """
     if args.trajectories is not None:
         args = copy.copy(args)
-        args.trajectories = f"{args.trajectories}/seed-{seed}"  # other splits have seen the test users of this one
+        args.trajectories = (  # other splits have seen the test users of this one
+            f"{args.trajectories}/seed-{seed}"
+        )
     splits, settings = data.splits(seed), data.settings
-    teachers = [data.task.learner_config(teacher, args.sequence_length) for teacher in settings.teachers]
+    teachers = [
+        data.task.learner_config(teacher, args.sequence_length) for teacher in settings.teachers
+    ]
     trainer = FarziTrainer(
-        learner_init=data.task.learner_config(learner or settings.learner, args.sequence_length), args=args, task=data.task,
-        teacher=None if settings.teacher is None else teachers, train_dataset=splits["train"], eval_dataset=splits["validation"],
+        learner_init=data.task.learner_config(learner or settings.learner, args.sequence_length),
+        args=args,
+        task=data.task,
+        teacher=None if settings.teacher is None else teachers,
+        train_dataset=splits["train"],
+        eval_dataset=splits["validation"],
         farzi_data=farzi_data,
-    )  # fmt: skip
+    )
     # Its students are measured on this split after hours, so an error in it should come now.
     test = run_check("test split", data.task.evaluation_rows, splits["test"], args.sequence_length)
     run_check("test split", check_rows, test, trainer.learner, trainer.data_collator)
@@ -55,14 +77,24 @@ def trainer_of(
 
 
 def comparison_of(trainer: FarziTrainer, data: TaskData, seed: int) -> Comparison:
-    """The comparison of a trainer's summary with real data. The arguments are as in `trainer_of`."""
+    """The comparison of a trainer's summary with real data. The arguments are as in
+    `trainer_of`.
+    """
     args, settings = trainer.args, data.settings
     teacher = args.make_teacher_training()
-    steps, size = settings.long_steps or teacher.steps, settings.long_batch_size or teacher.batch_size
+    steps, size = (
+        settings.long_steps or teacher.steps,
+        settings.long_batch_size or teacher.batch_size,
+    )
     return Comparison.of_trainer(
-        trainer, data.splits(seed), replace(teacher, steps=steps, batch_size=size), num_students=settings.num_students,
-        carrier=cache(partial(carrier_of, trainer)) if args.world_size == 1 else None,  # several would train its teacher together
-    )  # fmt: skip
+        trainer,
+        data.splits(seed),
+        replace(teacher, steps=steps, batch_size=size),
+        num_students=settings.num_students,
+        carrier=(
+            cache(partial(carrier_of, trainer)) if args.world_size == 1 else None
+        ),  # several would train its teacher together
+    )
 
 
 class Run:
@@ -76,14 +108,28 @@ class Run:
         chosen: trials of these settings, whose summary is taken.
 
     Raises:
-        ValueError: the folder holds files that no run of this package has written, or results or checkpoints of other settings.
+        ValueError: the folder holds files that no run of this package has written, or results or
+            checkpoints of other settings.
     """
 
-    def __init__(self, data: TaskData, args: FarziConfig, seed: int, whole: bool = True, chosen: Suggestion | None = None):
+    def __init__(
+        self,
+        data: TaskData,
+        args: FarziConfig,
+        seed: int,
+        whole: bool = True,
+        chosen: Suggestion | None = None,
+    ):
         self.data, self.args, self.seed, self.whole, self.chosen = data, args, seed, whole, chosen
         self.folder, self.summary_folder = Path(args.output_dir), Path(args.output_dir, "summary")
         self.recipe = {**data.recipe([seed]), **args.to_recipe()}
-        files = [RESULTS, START, "table.md", "table.csv", *(f"plots/{name}.png" for name in FIGURES)]
+        files = [
+            RESULTS,
+            START,
+            "table.md",
+            "table.csv",
+            *(f"plots/{name}.png" for name in FIGURES),
+        ]
         self.checkpoint = find_checkpoint(args, files, self.recipe)
 
     def begin(self) -> FarziTrainer:
@@ -94,13 +140,23 @@ class Run:
         self.trainer = trainer_of(self.data, self.args, self.seed, farzi_data=farzi)
         begin_run(self.trainer, {**self.recipe, **self.data.place}, self.checkpoint)
         if self.is_first:
-            start = f"going on from {self.checkpoint}" if self.checkpoint else "a new run, no checkpoint to go on from"
-            print(f"{self.folder}: {start}; world size {self.args.world_size}, {self.args.device.type}", flush=True)
+            start = (
+                f"going on from {self.checkpoint}"
+                if self.checkpoint
+                else "a new run, no checkpoint to go on from"
+            )
+            print(
+                f"{self.folder}: {start}; world size {self.args.world_size},"
+                f" {self.args.device.type}",
+                flush=True,
+            )
         return self.trainer
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the first process. All processes distil, but only the first one compares, prints and writes."""
+        """Whether this is the first process. All processes distil, but only the first one compares,
+        prints and writes.
+        """
         return self.args.process_index == 0
 
     @cached_property
@@ -136,28 +192,45 @@ class Run:
         return round(trials + distillation_seconds(self.trainer.state.log_history), 2)
 
     def save(self) -> None:
-        """Saves the artefact as soon as the training is over, because the measurements that follow take long."""
-        given = {"metrics": {**self.facts, **provenance(self.comparison, self.data, self.seed)}, "recipe": self.recipe}
-        self.trainer.model.save_pretrained(self.summary_folder, self.data.task.processing_class, **given)
+        """Saves the artefact as soon as the training is over, because the measurements that follow
+        take long.
+        """
+        given = {
+            "metrics": {**self.facts, **provenance(self.comparison, self.data, self.seed)},
+            "recipe": self.recipe,
+        }
+        self.trainer.model.save_pretrained(
+            self.summary_folder, self.data.task.processing_class, **given
+        )
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The settings on which kept results depend."""
-        return {**vars(self.data.settings), **self.recipe, "data": self.data.fingerprint(self.seed), "whole": self.whole}
+        return {
+            **vars(self.data.settings),
+            **self.recipe,
+            "data": self.data.fingerprint(self.seed),
+            "whole": self.whole,
+        }
 
     def finished(self) -> dict[str, Any] | None:
-        """The results of an earlier start, if it came to its end with these settings. All processes call this."""
+        """The results of an earlier start, if it came to its end with these settings. All processes
+        call this.
+        """
         with self.args.main_process_first(desc="results"):
             return stored(self.folder / RESULTS, self.settings)
 
     def keep(self, name: str, measured: Sequence[Measured], **facts: Any) -> dict[str, Any]:
-        """Writes measurements into the run's folder, where `finished` and a later `begin` find them."""
+        """Writes measurements into the run's folder, where `finished` and a later `begin` find
+        them.
+        """
         done = {"measured": [part.to_json() for part in measured], **facts}
         return kept(self.folder / name, self.settings, lambda: done)
 
     def at_start(self) -> list[Measured]:
-        """The row of students on the start of the summary. Without outer steps it would be that of the summary itself, and is left out. All processes
-        call this, because they share the work of the start. A run that goes on has the row from before.
+        """The row of students on the start of the summary. Without outer steps it would be that of
+        the summary itself, and is left out. All processes call this, because they share the work of
+        the start. A run that goes on has the row from before.
         """
         if not self.args.max_steps or not self.whole:
             return []
@@ -168,7 +241,12 @@ class Run:
             return []
         start = copy.deepcopy(self.trainer.model)
         start.store_as(self.args.storage)
-        measured = [on_summary(replace(self.comparison, farzi=start), self._named(LABELS[self.args.labels].row_of_start))]
+        measured = [
+            on_summary(
+                replace(self.comparison, farzi=start),
+                self._named(LABELS[self.args.labels].row_of_start),
+            )
+        ]
         self.keep(START, measured)
         return measured
 
@@ -193,24 +271,39 @@ class Run:
         measured = [on_summary(self.comparison, f"{name}{size}"), *before]
         # One Trainer of several processes would wait for the others.
         if self.args.world_size > 1 or self.trainer.training.optimizer.stock_settings() is None:
-            rows = "under the stock Trainer" + (" and of a packed teacher" if self.args.world_size > 1 else "")
-            print(f"no rows {rows}: inner_optimizer={self.args.inner_optimizer}, or several processes")
+            rows = "under the stock Trainer" + (
+                " and of a packed teacher" if self.args.world_size > 1 else ""
+            )
+            print(
+                f"no rows {rows}: inner_optimizer={self.args.inner_optimizer}, or several processes"
+            )
             return measured
-        return [*measured, under_stock_trainer(self.comparison, self.summary_folder, f"{name}, stock Trainer")]
+        return [
+            *measured,
+            under_stock_trainer(self.comparison, self.summary_folder, f"{name}, stock Trainer"),
+        ]
 
     def _named(self, row: str) -> str:
         return row.format(inputs=getattr(INPUTS[self.args.inputs], "words", ""))
 
     def baselines(self) -> list[Measured]:
-        """Rows to compare the summary with, as far as they mean something for it, and rows of count models."""
+        """Rows to compare the summary with, as far as they mean something for it, and rows of count
+        models.
+        """
         baselines = [BASELINES[name](self.comparison) for name in self.data.settings.baselines]
         return [*filter(None, baselines), *self.comparison.counted()]
 
     def finish(self, measured: Sequence[Measured]) -> dict[str, Any]:
-        """Saves the artefact again, with its results and figures, and returns what `report` needs."""
+        """Saves the artefact again, with its results and figures, and returns what
+        `report` needs.
+        """
         c = self.comparison
         rows = [c.row(part) for part in measured]
-        verdict = Verdict.of(c, measured, self.seconds) if {part.method for part in measured} & {FULL, LONG} else None
+        verdict = (
+            Verdict.of(c, measured, self.seconds)
+            if {part.method for part in measured} & {FULL, LONG}
+            else None
+        )
         plots = draw(c, self.trainer.state.log_history, rows, self.folder / "plots", self.whole)
         costs = cost(c) if self.whole else {"student_seconds": verdict.facts["student_seconds"]}
         metrics = {"table": rows, **self.facts, **provenance(c, self.data, self.seed), **costs}
@@ -221,7 +314,11 @@ class Run:
 
 
 def draw(
-    c: Comparison, history: Sequence[Mapping[str, Any]], rows: Sequence[Row], folder: Path, whole: bool = True
+    c: Comparison,
+    history: Sequence[Mapping[str, Any]],
+    rows: Sequence[Row],
+    folder: Path,
+    whole: bool = True,
 ) -> list[Path]:
     """Draws the figures of a distillation into a folder, and returns their files.
 
@@ -233,13 +330,21 @@ def draw(
     folder.mkdir(parents=True, exist_ok=True)
     paths = {name: folder / f"{name}.png" for name in FIGURES}
     if any(entry.keys() & {"loss", f"eval_{task.metric}"} for entry in history):
-        # The curve of the outer loop, with horizontal lines to compare with, all on the validation split.
+        # The curve of the outer loop, with horizontal lines to compare with, all on the validation
+        # split.
         student = c.real_student(c.splits["train"], c.steps, c.seeds[0]) if whole else None
-        full = task.metrics(c.statistics(student, c.splits["validation"]))[task.metric] if whole else None
+        full = (
+            task.metrics(c.statistics(student, c.splits["validation"]))[task.metric]
+            if whole
+            else None
+        )
         plot_distillation(
-            history, paths["distillation"], metric=f"eval_{task.metric}", full_data_same_steps=full,
+            history,
+            paths["distillation"],
+            metric=f"eval_{task.metric}",
+            full_data_same_steps=full,
             metric_label=f"Validation {task.metric_label.removeprefix('Test ')} of fresh students",
-        )  # fmt: skip
+        )
     else:  # the run was so short that nothing was logged
         del paths["distillation"]
     plot_comparison(rows, paths["comparison"], task.metric, metric_label=task.metric_label)
@@ -249,8 +354,11 @@ def draw(
     return list(paths.values())
 
 
-def distil(data: TaskData, args: FarziConfig, whole: bool = True, chosen: Suggestion | None = None) -> None:
-    """Runs a whole config: distils and compares every seed, and makes one table. Finished seeds are not run again.
+def distil(
+    data: TaskData, args: FarziConfig, whole: bool = True, chosen: Suggestion | None = None
+) -> None:
+    """Runs a whole config: distils and compares every seed, and makes one table. Finished seeds are
+    not run again.
 
     Args:
         whole, chosen: as for `Run`.
@@ -259,7 +367,9 @@ def distil(data: TaskData, args: FarziConfig, whole: bool = True, chosen: Sugges
     figures = [f"comparison_{metric.replace('@', '_')}.png" for metric in data.task_class.compared]
     with args.main_process_first(desc="folders"):
         recipe = {**data.recipe([]), **args.to_recipe()}
-        check_outputs(Path(args.output_dir), ["recipe.yaml", "table.md", "table.csv", *figures], recipe)
+        check_outputs(
+            Path(args.output_dir), ["recipe.yaml", "table.md", "table.csv", *figures], recipe
+        )
         for seed in data.seeds(args.seed):
             own = copy.copy(args)
             own.output_dir = data.run_folder(args.output_dir, seed)
@@ -284,17 +394,29 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     output, task, seeds = Path(args.output_dir), data.task, data.seeds(args.seed)
     write_recipe(output, {**data.recipe(seeds), **data.place, **args.to_recipe()})
     rows = pooled_rows(task, [part["measured"] for part in done])
-    facts = {**done[0]["facts"], "distillation_seconds": round(sum(part["facts"]["distillation_seconds"] for part in done), 2)}
+    facts = {
+        **done[0]["facts"],
+        "distillation_seconds": round(
+            sum(part["facts"]["distillation_seconds"] for part in done), 2
+        ),
+    }
     facts |= {"splits": seeds} if len(seeds) > 1 else {}
     if task.percent:
-        ours, start = (row["method"] for row in rows[:2])  # the second is that of the start, if there are outer steps
+        ours, start = (
+            row["method"] for row in rows[:2]
+        )  # the second is that of the start, if there are outer steps
         for other in (LONG, start) if args.max_steps else (LONG,):
             facts |= ratios(task, [part["measured"] for part in done], ours, other)
     table = markdown([task.readable(row) for row in rows])
     save_text(f"{table}\n\n{listed(facts)}\n", output / "table.md")
     save_csv(rows, output / "table.csv")
     for metric in task.compared:
-        plot_comparison(rows, output / f"comparison_{metric.replace('@', '_')}.png", metric, metric_label=f"Test {metric}")
+        plot_comparison(
+            rows,
+            output / f"comparison_{metric.replace('@', '_')}.png",
+            metric,
+            metric_label=f"Test {metric}",
+        )
     # The facts are for those who look them up; a reader of the terminal waits for the verdict.
     print(f"\n{table}\n\nTable and facts: {output / 'table.md'}")
     for seed, part in zip(seeds, done, strict=True):
@@ -305,7 +427,9 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
 
 
 def command(argv: Sequence[str]) -> None:
-    """`farzi distil DATA` chooses settings for data of one's own; `farzi distil CONFIG` takes those of a YAML file."""
+    """`farzi distil DATA` chooses settings for data of one's own; `farzi distil CONFIG` takes those
+    of a YAML file.
+    """
     keep_freed_memory()
     examples = example_configs()
     with ends_in_one_line("farzi distil", FileExistsError, NotADirectoryError, PermissionError):
@@ -313,11 +437,16 @@ def command(argv: Sequence[str]) -> None:
             parse_arguments((Options, RunSettings, FarziConfig), None, ["--help"], USAGE)
         if not argv or argv[0].startswith("-"):
             raise ValueError(
-                f"DATA is missing: give a file, a folder, a data set of the Hub, a YAML config, or an example: {', '.join(examples)}"
+                "DATA is missing: give a file, a folder, a data set of the Hub, a YAML config, or"
+                f" an example: {', '.join(examples)}"
             )
         name, rest = argv[0], [word for word in argv[1:] if word != "--compare"]
         is_config = name.endswith((".yaml", ".yml"))
-        config = Path(name) if is_config and Path(name).is_file() else examples.get(name.removesuffix(".yaml"))
+        config = (
+            Path(name)
+            if is_config and Path(name).is_file()
+            else examples.get(name.removesuffix(".yaml"))
+        )
         if config is None and not is_config:
             door = FrontDoor(argv)
             if door.options.dry_run:
@@ -327,6 +456,9 @@ def command(argv: Sequence[str]) -> None:
             distil(door.data, chosen.config, door.options.compare, chosen)
             return
         if config is None:
-            raise ValueError(f"{name!r} is neither a file nor an example: give one of {', '.join(examples)}, or data")
+            raise ValueError(
+                f"{name!r} is neither a file nor an example: give one of {', '.join(examples)}, or"
+                " data"
+            )
         settings, args = parse_arguments((RunSettings, FarziConfig), config, rest, USAGE)
         distil(settings.load(), args, whole="--compare" in argv)

@@ -1,4 +1,6 @@
-"""Data of one's own on the command line: what it is, where its run goes, and the settings that trials choose for it."""
+"""Data of one's own on the command line: what it is, where its run goes, and the settings that
+trials choose for it.
+"""
 
 import json
 import re
@@ -32,7 +34,9 @@ _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3}
 class Options:
     """What the front door asks beside the fields of `RunSettings` and `FarziConfig`."""
 
-    bytes: str | None = setting(None, "the most that the summary may have, such as 200kB; by default as many as the data")
+    bytes: str | None = setting(
+        None, "the most that the summary may have, such as 200kB; by default as many as the data"
+    )
     minutes: float | None = setting(None, "for the trials; by default 10, or 30 for many entries")
     compare: bool = setting(False, "the whole table, with every baseline, beside the verdict")
     dry_run: bool = setting(False, "say what would be read and made, and stop")
@@ -47,7 +51,8 @@ class FrontDoor:
     Attributes:
         options: see `Options`.
         settings, data: what was read.
-        folder: of the run: `output_dir`, by default `farzi-NAME` in the working directory. Where that has another run, `farzi-NAME-2`, ….
+        folder: of the run: `output_dir`, by default `farzi-NAME` in the working directory. Where
+            that has another run, `farzi-NAME-2`, ….
 
     Raises:
         ValueError: an option or the data cannot be used.
@@ -55,33 +60,64 @@ class FrontDoor:
 
     def __init__(self, argv: Sequence[str]) -> None:
         how = {"return_remaining_strings": True, "look_for_args_file": False}
-        self.options, rest = HfArgumentParser(Options, allow_abbrev=False).parse_args_into_dataclasses(list(argv[1:]), **how)
-        named = {word[2:].partition("=")[0].replace("-", "_").removeprefix("no_") for word in rest if word.startswith("--")}
+        self.options, rest = HfArgumentParser(
+            Options, allow_abbrev=False
+        ).parse_args_into_dataclasses(list(argv[1:]), **how)
+        named = {
+            word[2:].partition("=")[0].replace("-", "_").removeprefix("no_")
+            for word in rest
+            if word.startswith("--")
+        }
         if "config" in named:
             raise ValueError("--config is for a run without DATA: give the YAML in its place")
-        self.settings, self._args = parse_arguments((RunSettings, FarziConfig), None, ["--dataset", argv[0], *rest])
-        fixed = {f.name: getattr(self._args, f.name) for f in fields(FarziConfig) if f.name in named - {"output_dir", "seed"}}
+        self.settings, self._args = parse_arguments(
+            (RunSettings, FarziConfig), None, ["--dataset", argv[0], *rest]
+        )
+        fixed = {
+            f.name: getattr(self._args, f.name)
+            for f in fields(FarziConfig)
+            if f.name in named - {"output_dir", "seed"}
+        }
         if self._args.world_size > 1:
-            remedy = "choose with farzi suggest DATA > config.yaml, and launch farzi distil config.yaml"
-            raise ValueError(f"{self._args.world_size} processes would all make the trials; {remedy}")
+            remedy = (
+                "choose with farzi suggest DATA > config.yaml, and launch farzi distil config.yaml"
+            )
+            raise ValueError(
+                f"{self._args.world_size} processes would all make the trials; {remedy}"
+            )
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
         self.data = self.settings.load()
         self.seed, *others = self.data.seeds(self._args.seed)
         if others:
-            remedy = "choose with farzi suggest DATA > config.yaml, then farzi distil config.yaml --splits …"
-            raise ValueError(f"splits={[self.seed, *others]}: the trials see one split, so test users of the others; {remedy}")
+            remedy = (
+                "choose with farzi suggest DATA > config.yaml, then farzi distil config.yaml"
+                " --splits …"
+            )
+            raise ValueError(
+                f"splits={[self.seed, *others]}: the trials see one split, so test users of the"
+                f" others; {remedy}"
+            )
         self.splits = self.data.splits(self.seed)
         self.search = Search(
-            self.splits, self.data.task, Path(), self._args.output_dir, self._args.seed,
-            None if self.options.bytes is None else _bytes(self.options.bytes), self.options.minutes,
-            self.settings.learner if "learner" in named else None, fixed, to_stderr,
-        )  # fmt: skip
+            self.splits,
+            self.data.task,
+            Path(),
+            self._args.output_dir,
+            self._args.seed,
+            None if self.options.bytes is None else _bytes(self.options.bytes),
+            self.options.minutes,
+            self.settings.learner if "learner" in named else None,
+            fixed,
+            to_stderr,
+        )
         self.folder = self._given_folder() if "output_dir" in named else self._free_folder(argv[0])
         self.search.folder, self.search.output_dir = self.folder / TRIALS, str(self.folder)
 
     def choose(self) -> Suggestion:
-        """The settings, by trials that are kept in the folder. They are written to `config.yaml` there, a config for `farzi distil`."""
+        """The settings, by trials that are kept in the folder. They are written to `config.yaml`
+        there, a config for `farzi distil`.
+        """
         transformers.utils.logging.disable_progress_bar()  # of files that trials write and read
         to_stderr(f"{self.data.description}\nTrials and the summary go to {self.folder}")
         found = self.search.run()
@@ -92,18 +128,28 @@ class FrontDoor:
     def config(self, found: Suggestion) -> str:
         """The choice as a YAML config, with the reasons as comments."""
         plain = FarziConfig(str(self.folder), labels="teacher").to_recipe()
-        changed = {name: x for name, x in found.config.to_recipe().items() if x != plain.get(name) or name in _ALWAYS}
+        changed = {
+            name: x
+            for name, x in found.config.to_recipe().items()
+            if x != plain.get(name) or name in _ALWAYS
+        }
         reasons = "".join(f"# {line}\n" for line in found.reasons())
-        return reasons + yaml_text({**self.data.recipe([self.seed]), "data_dir": self.settings.data_dir, **changed})
+        return reasons + yaml_text(
+            {**self.data.recipe([self.seed]), "data_dir": self.settings.data_dir, **changed}
+        )
 
     def plan(self) -> str:
         """What would be done, in words. Nothing is written."""
-        search, rows = self.search, ", ".join(f"{len(split):,} {name}" for name, split in self.splits.items())
+        search, rows = (
+            self.search,
+            ", ".join(f"{len(split):,} {name}" for name, split in self.splits.items()),
+        )
         learners = ", ".join(words_of(learner) for learner in search.learners)
         return (
-            f"{self.data.description}\n{rows} rows; {search.vocab_size:,} entries; rows of {search.length} in the summary\n"
-            f"Trials for {search.minutes:.0f} minutes; a summary of {search.most:,} bytes at most; learners: {learners}\n"
-            f"Trials and the summary would go to {self.folder}"
+            f"{self.data.description}\n{rows} rows; {search.vocab_size:,} entries; rows of"
+            f" {search.length} in the summary\nTrials for {search.minutes:.0f} minutes; a summary"
+            f" of {search.most:,} bytes at most; learners: {learners}\nTrials and the summary would"
+            f" go to {self.folder}"
         )
 
     def _given_folder(self) -> Path:
@@ -117,13 +163,19 @@ class FrontDoor:
     def _free_folder(self, name: str) -> Path:
         """The first folder of this name that is free, or that has trials of this very command."""
         stem = re.sub(r"[^\w.-]+", "-", Path(name).name.partition(".")[0]).strip("-.") or "data"
-        folders = (Path(f"farzi-{stem}" if number == 1 else f"farzi-{stem}-{number}") for number in count(1))
+        folders = (
+            Path(f"farzi-{stem}" if number == 1 else f"farzi-{stem}-{number}")
+            for number in count(1)
+        )
         return next(folder for folder in folders if not folder.exists() or self._is_ours(folder))
 
     def _is_ours(self, folder: Path) -> bool:
         """Whether the folder has trials of the same data with the same settings."""
         try:
-            return json.loads((folder / TRIALS / KEPT).read_text(encoding="utf-8"))["settings"] == self.search.settings
+            return (
+                json.loads((folder / TRIALS / KEPT).read_text(encoding="utf-8"))["settings"]
+                == self.search.settings
+            )
         except (OSError, ValueError, KeyError, TypeError):
             return False
 

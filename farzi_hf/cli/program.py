@@ -1,4 +1,6 @@
-"""Help for all programs of this package: malloc settings, and errors that end a program with one line instead of a traceback."""
+"""Help for all programs of this package: malloc settings, and errors that end a program with one
+line instead of a traceback.
+"""
 
 import ctypes
 import errno
@@ -17,11 +19,12 @@ from farzi_hf.summary.store.text import terminal_text
 def keep_freed_memory(mmap_threshold: int = 1 << 30, trim_threshold: int = -1) -> None:
     """Tells glibc's malloc to keep freed memory. Other C libraries are not changed.
 
-    An inner loop allocates and frees the same large tensors at every step. If each gets a new mapping, whose pages the system must
-    clear, this costs a tenth of the time of a PTB run on one core.
+    An inner loop allocates and frees the same large tensors at every step. If each gets a new
+    mapping, whose pages the system must clear, this costs a tenth of the time of a PTB run on one
+    core.
 
-    The arguments are M_…_THRESHOLD of mallopt(3): how many bytes get a mapping of their own, and how many that are free at its end shrink the
-    heap. By default it never shrinks.
+    The arguments are M_…_THRESHOLD of mallopt(3): how many bytes get a mapping of their own, and
+    how many that are free at its end shrink the heap. By default it never shrinks.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
@@ -31,16 +34,22 @@ def keep_freed_memory(mmap_threshold: int = 1 << 30, trim_threshold: int = -1) -
 
 @contextmanager
 def ends_in_one_line(script: str, *more: type[Exception]) -> Iterator[None]:
-    """A context in which ValueError, missing data and the types in `more` end the program with one line, which the first process alone prints."""
+    """A context in which ValueError, missing data and the types in `more` end the program with one
+    line, which the first process alone prints.
+    """
     try:
         yield
     except (ValueError, DataUnavailableError, *more) as error:
-        line = terminal_text(" ".join(str(error).split("\n")), most=2000)  # the Hub's errors have several lines
+        line = terminal_text(
+            " ".join(str(error).split("\n")), most=2000
+        )  # the Hub's errors have several lines
         sys.exit(f"{script}: {line}" if os.environ.get("RANK", "0") == "0" else 1)
 
 
 def summary_at(name: str) -> str:
-    """The summary in the folder of a run, `summary/` or `split-0/summary/`; any other folder or repository as it is."""
+    """The summary in the folder of a run, `summary/` or `split-0/summary/`; any other folder or
+    repository as it is.
+    """
     if Path(name, "config.json").exists():
         return name
     places = (Path(name, "summary"), Path(name, "split-0", "summary"))
@@ -48,18 +57,25 @@ def summary_at(name: str) -> str:
 
 
 def run(main: Callable[[], None], name: str | None = None) -> None:
-    """Runs `main()` as a program. A full disk, or Ctrl-C outside of a training, ends it with one line; a closed pipe (`| head`) with none."""
+    """Runs `main()` as a program. A full disk, or Ctrl-C outside of a training, ends it with one
+    line; a closed pipe (`| head`) with none.
+    """
     script = name or Path(sys.argv[0]).name
     try:
         main()
         sys.stdout.flush()
     except BrokenPipeError:  # of our own output: libraries for networks raise errors of their own
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # for what Python writes at its end
         sys.exit(1)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         sys.exit(f"{script}: {error}; make room and start it again")
     except KeyboardInterrupt:
-        print(f"{script}: interrupted; start it again to go on from the last saved state", file=sys.stderr)
+        print(
+            f"{script}: interrupted; start it again to go on from the last saved state",
+            file=sys.stderr,
+        )
         sys.exit(128 + signal.SIGINT)

@@ -1,4 +1,6 @@
-"""The folder of a run: its last checkpoint, its recipe and its results, and checks that a run overwrites no other files."""
+"""The folder of a run: its last checkpoint, its recipe and its results, and checks that a run
+overwrites no other files.
+"""
 
 import json
 import os
@@ -22,18 +24,21 @@ _BEFORE_RESULTS = ("recipe.yaml", "start.json")  # what a run has written that h
 _ELSEWHERE = ("output_dir", "data_dir", "trajectories", "splits")
 
 
-def check_outputs(folder: Path, names: Sequence[str], recipe: Mapping[str, Any] | None = None) -> None:
-    """Refuses a folder in which a recipe would overwrite files that it has not written itself. Call this before any long work.
+def check_outputs(
+    folder: Path, names: Sequence[str], recipe: Mapping[str, Any] | None = None
+) -> None:
+    """Refuses a folder in which a recipe would overwrite files that it has not written itself. Call
+    this before any long work.
 
     Args:
         folder: the folder; it need not exist.
-        names: the files that will be written, as paths inside the folder. A recipe knows its folder by `recipe.yaml`, `table.json` or
-            `cell.json`, if it is one of them.
+        names: the files that will be written, as paths inside the folder. A recipe knows its folder
+            by `recipe.yaml`, `table.json` or `cell.json`, if it is one of them.
         recipe: what `recipe.yaml` will say, if a run with other settings has to keep its folder.
 
     Raises:
-        ValueError: one of the files exists and another recipe or a run with other settings has written it, or somebody else; or a file has
-            the name of a needed folder.
+        ValueError: one of the files exists and another recipe or a run with other settings has
+            written it, or somebody else; or a file has the name of a needed folder.
     """
     # Our recipes begin with a line, and our JSON files have keys, that no others have.
     ours, before = False, None
@@ -44,11 +49,25 @@ def check_outputs(folder: Path, names: Sequence[str], recipe: Mapping[str, Any] 
     for name in {"table.json", "cell.json"}.intersection(names):
         with suppress(OSError, ValueError):
             content = json.loads((folder / name).read_text(encoding="utf-8"))
-            ours |= isinstance(content, dict) and not content.keys().isdisjoint(("findings", "scores", "settings"))
+            ours |= isinstance(content, dict) and not content.keys().isdisjoint(
+                ("findings", "scores", "settings")
+            )
     check_files(folder, names, ours)
-    results = [name for name in (*names, "summary") if name not in _BEFORE_RESULTS and (folder / name).exists()]
-    if ours and recipe is not None and results and (other := _difference(before, yaml.safe_load(yaml_text(recipe)))):
-        raise ValueError(f"{str(folder)!r} has {results[0]} of a run with other settings ({other}): choose another folder")
+    results = [
+        name
+        for name in (*names, "summary")
+        if name not in _BEFORE_RESULTS and (folder / name).exists()
+    ]
+    if (
+        ours
+        and recipe is not None
+        and results
+        and (other := _difference(before, yaml.safe_load(yaml_text(recipe))))
+    ):
+        raise ValueError(
+            f"{str(folder)!r} has {results[0]} of a run with other settings ({other}): choose"
+            " another folder"
+        )
 
 
 def _difference(before: Any, now: Mapping[str, Any]) -> str:
@@ -60,21 +79,32 @@ def _difference(before: Any, now: Mapping[str, Any]) -> str:
 
 
 def check_files(folder: Path, names: Iterable[str], ours: bool) -> None:
-    """Refuses a folder whose files `names` would be overwritten, unless they are `ours`. The rest is as in `check_outputs`."""
+    """Refuses a folder whose files `names` would be overwritten, unless they are `ours`. The rest
+    is as in `check_outputs`.
+    """
     for path in (folder / name for name in names):
         for place in (folder, path.parent):
             if place.exists() and not place.is_dir():
-                raise ValueError(f"{str(place)!r} is a file, where a folder has to be: choose another folder")
+                raise ValueError(
+                    f"{str(place)!r} is a file, where a folder has to be: choose another folder"
+                )
         if not ours and os.path.lexists(path):
-            raise ValueError(f"{str(path)!r} exists already and would be overwritten; choose another folder, or move it away")
+            raise ValueError(
+                f"{str(path)!r} exists already and would be overwritten; choose another folder, or"
+                " move it away"
+            )
 
 
-def find_checkpoint(args: FarziConfig, outputs: Iterable[str] = (), recipe: Mapping[str, Any] | None = None) -> str | None:
-    """The checkpoint to go on from, or None for a new run. This writes nothing. Call `begin_run` when the trainer exists. Raises ValueError if the
-    run would overwrite files of others, or of a run with another recipe.
+def find_checkpoint(
+    args: FarziConfig, outputs: Iterable[str] = (), recipe: Mapping[str, Any] | None = None
+) -> str | None:
+    """The checkpoint to go on from, or None for a new run. This writes nothing. Call `begin_run`
+    when the trainer exists. Raises ValueError if the run would overwrite files of others, or of a
+    run with another recipe.
 
     Args:
-        outputs: the files that the run will write into `args.output_dir`, beside `recipe.yaml` and `summary/`.
+        outputs: the files that the run will write into `args.output_dir`, beside `recipe.yaml` and
+            `summary/`.
         recipe: see `check_outputs`.
     """
     folder = Path(args.output_dir)
@@ -85,7 +115,9 @@ def find_checkpoint(args: FarziConfig, outputs: Iterable[str] = (), recipe: Mapp
 
 
 def begin_run(trainer: FarziTrainer, recipe: Mapping[str, Any], checkpoint: str | None) -> None:
-    """Checks the run's settings (`FarziTrainer.check_run`) and that no other run writes to the folder, and writes `recipe.yaml`."""
+    """Checks the run's settings (`FarziTrainer.check_run`) and that no other run writes to the
+    folder, and writes `recipe.yaml`.
+    """
     args = trainer.args
     # The lock fails while another run writes there, so its files stay.
     with args.main_process_first(desc="checkpoints"), locked(args):
@@ -99,11 +131,18 @@ def write_recipe(folder: Path, recipe: Mapping[str, Any]) -> None:
     save_text(HEADER + yaml_text(recipe), folder / "recipe.yaml")
 
 
-def kept(path: Path, settings: Mapping[str, Any], make: Callable[[], Any], unless: Callable[[Any], bool] | None = None) -> Any:
-    """The value of `make()`, or what an earlier start with the same settings has kept of it in the file `path`; see `stored`.
+def kept(
+    path: Path,
+    settings: Mapping[str, Any],
+    make: Callable[[], Any],
+    unless: Callable[[Any], bool] | None = None,
+) -> Any:
+    """The value of `make()`, or what an earlier start with the same settings has kept of it in the
+    file `path`; see `stored`.
 
-    The file is JSON, `{"settings": …, "value": …}`, and the value is returned as it is read from there. A file of other settings is removed
-    before the work begins, which may change what lies beside it. A value of which `unless` is true is returned, and not kept.
+    The file is JSON, `{"settings": …, "value": …}`, and the value is returned as it is read from
+    there. A file of other settings is removed before the work begins, which may change what lies
+    beside it. A value of which `unless` is true is returned, and not kept.
     """
     if (found := stored(path, settings)) is not None:
         return found
@@ -115,14 +154,23 @@ def kept(path: Path, settings: Mapping[str, Any], make: Callable[[], Any], unles
 
 
 def stored(path: Path, settings: Mapping[str, Any]) -> Any | None:
-    """What `kept` has written into the file `path` with the same settings, or None. Raises ValueError if something else has written the file."""
+    """What `kept` has written into the file `path` with the same settings, or None. Raises
+    ValueError if something else has written the file.
+    """
     if not path.exists():
         return None
-    without = ("config", "data_dir")  # where they were makes no difference: `data` has a hash of them
+    without = (
+        "config",
+        "data_dir",
+    )  # where they were makes no difference: `data` has a hash of them
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         before = dict(numbers_of(found["settings"]).items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{str(path)!r} is no recipe's: choose another folder, or move it away ({error!r})") from None
-    before, now = ({k: v for k, v in as_written(x).items() if k not in without} for x in (before, settings))
+        raise ValueError(
+            f"{str(path)!r} is no recipe's: choose another folder, or move it away ({error!r})"
+        ) from None
+    before, now = (
+        {k: v for k, v in as_written(x).items() if k not in without} for x in (before, settings)
+    )
     return numbers_of(found.get("value")) if before == now else None

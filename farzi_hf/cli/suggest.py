@@ -14,7 +14,9 @@ def command(argv: Sequence[str]) -> None:
     keep_freed_memory()
     with ends_in_one_line("farzi suggest", FileExistsError, NotADirectoryError, PermissionError):
         if not argv or argv[0].startswith("-"):
-            raise ValueError("DATA is missing: give a file, a folder or a data set of the Hub, such as mine.txt")
+            raise ValueError(
+                "DATA is missing: give a file, a folder or a data set of the Hub, such as mine.txt"
+            )
         with redirect_stdout(sys.stderr):
             door = FrontDoor(argv)
             if door.options.dry_run:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
-import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
+import farzi_hf.models  # noqa: F401
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, summary_at
 from farzi_hf.data import vocabulary_of
 from farzi_hf.data.seeds import check_seed
@@ -25,29 +25,54 @@ from farzi_hf.summary.teacher import whole
 
 
 def command(argv: Sequence[str]) -> None:
-    """Trains, and saves the model and its tokenizer. With `--evaluate`, it also prints metrics on the real test split."""
-    parser = ArgumentParser("farzi train", description="Trains a model on a summary with the settings that it carries.")
+    """Trains, and saves the model and its tokenizer. With `--evaluate`, it also prints metrics on
+    the real test split.
+    """
+    parser = ArgumentParser(
+        "farzi train", description="Trains a model on a summary with the settings that it carries."
+    )
     parser.add_argument("summary", help="folder, or dataset repository of the Hub, user/farzi-…")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
-    parser.add_argument("--learner", help="arguments of AutoConfig.for_model as JSON (default: the summary's own)")
-    parser.add_argument("--output_dir", default="outputs/student", help="folder of the model (default: %(default)s)")
-    parser.add_argument("--steps", type=int, help="training steps (default: the summary's own number)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights and order of the data (default: 0)")
-    parser.add_argument("--evaluate", action="store_true", help="evaluate on the test split of the summary's source")
+    parser.add_argument(
+        "--learner", help="arguments of AutoConfig.for_model as JSON (default: the summary's own)"
+    )
+    parser.add_argument(
+        "--output_dir", default="outputs/student", help="folder of the model (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, help="training steps (default: the summary's own number)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of weights and order of the data (default: 0)"
+    )
+    parser.add_argument(
+        "--evaluate", action="store_true", help="evaluate on the test split of the summary's source"
+    )
     parser.add_argument("--data_dir", help="folder with the real data, for --evaluate")
-    parser.add_argument("--data", help="the real data themselves, for --evaluate: a file or folder; adds a verdict")
-    parser.add_argument("--tokenizer", help="the summary's tokenizer, if --evaluate needs its chat template")
+    parser.add_argument(
+        "--data", help="the real data themselves, for --evaluate: a file or folder; adds a verdict"
+    )
+    parser.add_argument(
+        "--tokenizer", help="the summary's tokenizer, if --evaluate needs its chat template"
+    )
     args = parser.parse_args(argv)
     keep_freed_memory()
-    with ends_in_one_line("farzi train", FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError):
+    with ends_in_one_line(
+        "farzi train", FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError
+    ):
         if args.steps is not None and args.steps < 1:
             raise ValueError(f"--steps {args.steps} trains nothing: give at least 1")
         for name in ("data_dir", "data", "tokenizer"):
             if not args.evaluate and (value := getattr(args, name)) is not None:
-                raise ValueError(f"--{name} {value!r} is for --evaluate alone: give both, or neither")
+                raise ValueError(
+                    f"--{name} {value!r} is for --evaluate alone: give both, or neither"
+                )
         output = Path(args.output_dir)
         if is_taken(output):
-            raise ValueError(f"--output_dir {str(output)!r} exists already and is not empty: choose another folder")
+            raise ValueError(
+                f"--output_dir {str(output)!r} exists already and is not empty: choose another"
+                " folder"
+            )
         farzi = FarziData.from_pretrained(summary_at(args.summary), args.revision)
         longest = farzi.config.sequence_length
         given = {"dataset": args.data, "tokenizer": args.tokenizer}
@@ -56,15 +81,24 @@ def command(argv: Sequence[str]) -> None:
         changes, measures = {} if args.steps is None else {"max_steps": args.steps}, {}
         if data is not None:
             seed = check_seed(farzi.results.recipe.get("seed", 42), "recipe.yaml: seed")
-            test = data.task.evaluation_rows(data.splits(data.seeds(seed)[0])["test"], farzi.config.sequence_length)
+            test = data.task.evaluation_rows(
+                data.splits(data.seeds(seed)[0])["test"], farzi.config.sequence_length
+            )
             longest = max(longest, *map(len, test["input_ids"]))
             changes["label_names"] = list(data.task.label_names)
-            measures = {name: getattr(data.task, name) for name in ("compute_metrics", "preprocess_logits_for_metrics")}
+            measures = {
+                name: getattr(data.task, name)
+                for name in ("compute_metrics", "preprocess_logits_for_metrics")
+            }
         trainer = Trainer(
-            model=attach_soft_inputs(model_of(farzi, args, longest)), train_dataset=farzi.as_dataset(), data_collator=farzi.collator(),
-            compute_loss_func=soft_cross_entropy, args=farzi.training_arguments(args.output_dir, seed=args.seed, **changes),
-            optimizer_cls_and_kwargs=farzi.optimizer_cls_and_kwargs, **measures,
-        )  # fmt: skip
+            model=attach_soft_inputs(model_of(farzi, args, longest)),
+            train_dataset=farzi.as_dataset(),
+            data_collator=farzi.collator(),
+            compute_loss_func=soft_cross_entropy,
+            args=farzi.training_arguments(args.output_dir, seed=args.seed, **changes),
+            optimizer_cls_and_kwargs=farzi.optimizer_cls_and_kwargs,
+            **measures,
+        )
     started = time.perf_counter()
     trainer.train()
     seconds = round(time.perf_counter() - started, 2)
@@ -73,27 +107,53 @@ def command(argv: Sequence[str]) -> None:
     print(f"{trainer.state.global_step} steps on {args.summary}; the model is in {output}")
     if data is not None:
         metrics = trainer.evaluate(test, metric_key_prefix="test")
-        shown = {name: value for name, value in metrics.items() if not name.endswith(("runtime", "per_second", "_time"))}
-        print("\n".join(f"{name}: {value:.4g}" for name, value in shown.items() if isinstance(value, float)))
+        shown = {
+            name: value
+            for name, value in metrics.items()
+            if not name.endswith(("runtime", "per_second", "_time"))
+        }
+        print(
+            "\n".join(
+                f"{name}: {value:.4g}" for name, value in shown.items() if isinstance(value, float)
+            )
+        )
     if data is not None and args.data is not None:
         print(f"\nVerdict: {verdict(farzi, data, trainer, seconds)}")
 
 
 def model_of(farzi: FarziData, args: Namespace, longest: int) -> PreTrainedModel:
-    """A fresh model over the summary's vocabulary, which reads `longest` ids. Raises ValueError if none can be made of the learner."""
-    learner = from_json("--learner", args.learner) if args.learner else farzi.results.recipe.get("learner")
+    """A fresh model over the summary's vocabulary, which reads `longest` ids. Raises ValueError if
+    none can be made of the learner.
+    """
+    learner = (
+        from_json("--learner", args.learner)
+        if args.learner
+        else farzi.results.recipe.get("learner")
+    )
     source = "--learner" if args.learner else f"{args.summary}/recipe.yaml: learner"
     if args.learner and isinstance(learner, dict):
-        check_fields(learner, source, vocab_size=(entries := farzi.config.vocab_size), num_items=entries - 1)
+        check_fields(
+            learner, source, vocab_size=(entries := farzi.config.vocab_size), num_items=entries - 1
+        )
     config = learner_config(learner, farzi.config, vocabulary_of(farzi.processing_class), source)
     torch.manual_seed(args.seed)
     model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     if readable_positions(model.eval(), longest) < longest:
-        raise ValueError(f"{source} makes a model that does not read {longest} positions; choose one with --learner")
+        raise ValueError(
+            f"{source} makes a model that does not read {longest} positions; choose one with"
+            " --learner"
+        )
     try:
-        check_causal(model, lambda params, ids: torch.func.functional_call(model, params, kwargs=whole(model, ids)).logits)
+        check_causal(
+            model,
+            lambda params, ids: (
+                torch.func.functional_call(model, params, kwargs=whole(model, ids)).logits
+            ),
+        )
     except ValueError as error:
-        raise ValueError(str(error).replace("learner_init returned", f"{source} makes", 1)) from None
+        raise ValueError(
+            str(error).replace("learner_init returned", f"{source} makes", 1)
+        ) from None
     return model
 
 
@@ -101,5 +161,7 @@ def verdict(farzi: FarziData, data: TaskData, trainer: Trainer, seconds: float) 
     """On the student that was trained, which took so many seconds."""
     c = Comparison.of_summary(farzi, data, trainer.model.config, device=trainer.args.device.type)
     found = c.statistics(prediction_of(trainer.model.eval()), c.splits["test"])
-    ours = Measured("Farzi, stock Trainer", [found], farzi.nbytes, trainer.state.global_step, seconds)
+    ours = Measured(
+        "Farzi, stock Trainer", [found], farzi.nbytes, trainer.state.global_step, seconds
+    )
     return Verdict.of(c, first_rows(c, ours), farzi.results.metrics.get("distillation_seconds"))

@@ -1,10 +1,17 @@
-"""Data: readers of text and of interactions, the embedded samples, vocabularies, sequences of ids and their windows.
+"""Data: readers of text and of interactions, the embedded samples, vocabularies, sequences of ids
+and their windows.
 
-All data become sequences of ids in a `datasets.Dataset` with the column `input_ids`. This room imports nothing of ours.
+All data become sequences of ids in a `datasets.Dataset` with the column `input_ids`. This room
+imports nothing of ours.
 """
 
 from farzi_hf.data.files import DataUnavailableError
-from farzi_hf.data.interactions import SAMPLE_INTERACTIONS, Interactions, load_interactions, load_sample_interactions
+from farzi_hf.data.interactions import (
+    SAMPLE_INTERACTIONS,
+    Interactions,
+    load_interactions,
+    load_sample_interactions,
+)
 from farzi_hf.data.own import TextData, load_text, recognise
 from farzi_hf.data.sequences import (
     IGNORED,
@@ -18,12 +25,43 @@ from farzi_hf.data.sequences import (
     sequences_fingerprint,
     training_windows,
 )
-from farzi_hf.data.text import TEXTS, bpe_tokenizer, load_docstrings, load_ptb, load_sample_text, tokenize, word_tokenizer
+from farzi_hf.data.text import (
+    TEXTS,
+    bpe_tokenizer,
+    load_docstrings,
+    load_ptb,
+    load_sample_text,
+    tokenize,
+    word_tokenizer,
+)
 from farzi_hf.data.vocabulary import Vocabulary, vocabulary_of
 
 __all__ = [
-    "IGNORED", "SAMPLE_INTERACTIONS", "TEXTS", "DataUnavailableError",
-    "Interactions", "SequenceCollator", "TextData", "Vocabulary", "bpe_tokenizer", "check_sequences", "evaluation_windows", "flatten_sequences",
-    "head_sequences", "load_docstrings", "load_interactions", "load_ptb", "load_sample_interactions", "load_sample_text", "load_text", "minibatches",
-    "random_sequences", "recognise", "sequences_fingerprint", "tokenize", "training_windows", "vocabulary_of", "word_tokenizer",
-]  # fmt: skip
+    "IGNORED",
+    "SAMPLE_INTERACTIONS",
+    "TEXTS",
+    "DataUnavailableError",
+    "Interactions",
+    "SequenceCollator",
+    "TextData",
+    "Vocabulary",
+    "bpe_tokenizer",
+    "check_sequences",
+    "evaluation_windows",
+    "flatten_sequences",
+    "head_sequences",
+    "load_docstrings",
+    "load_interactions",
+    "load_ptb",
+    "load_sample_interactions",
+    "load_sample_text",
+    "load_text",
+    "minibatches",
+    "random_sequences",
+    "recognise",
+    "sequences_fingerprint",
+    "tokenize",
+    "training_windows",
+    "vocabulary_of",
+    "word_tokenizer",
+]

@@ -1,4 +1,6 @@
-"""The files that a path, a folder or a pattern means, and their rows as streams of `datasets`; also those of a data set of the Hub."""
+"""The files that a path, a folder or a pattern means, and their rows as streams of `datasets`; also
+those of a data set of the Hub.
+"""
 
 import codecs
 import glob
@@ -18,19 +20,36 @@ from datasets import IterableDataset, load_dataset
 from pyarrow.parquet import ParquetFile
 
 BUILDERS = {
-    ".txt": "text", ".md": "text", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".data": "csv",
-    ".inter": "csv", ".parquet": "parquet", ".arrow": "arrow",
-}  # fmt: skip
+    ".txt": "text",
+    ".md": "text",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".data": "csv",
+    ".inter": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
 """The kind of a file by its ending, before that of a compression (.txt.gz)."""
 _COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _WORDS = {
-    "train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
-    "dev": "validation", "test": "test", "testing": "test",
-}  # fmt: skip
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+}
 
 
 class DataUnavailableError(RuntimeError):
-    """A data set is neither in a folder, nor in the cache, nor to be downloaded. The message is one line for a user."""
+    """A data set is neither in a folder, nor in the cache, nor to be downloaded. The message is one
+    line for a user.
+    """
 
 
 def reason(error: BaseException) -> str:
@@ -42,7 +61,10 @@ def unreadable(source: str | Path, error: Exception) -> ValueError:
     """What is raised where a file cannot be read, or lacks something."""
     if type(error) is LookupError:  # of `_rows`
         return ValueError(f"{str(source)!r}: {reason(error)}")
-    return ValueError(f"{str(source)!r} cannot be read ({reason(error)}): it is damaged, not UTF-8, or not what its ending says")
+    return ValueError(
+        f"{str(source)!r} cannot be read ({reason(error)}): it is damaged, not UTF-8, or not what"
+        " its ending says"
+    )
 
 
 def utf8(path: Path) -> pa.NativeFile:
@@ -65,14 +87,22 @@ def ending(path: Path) -> str:
 
 
 def delimiter_of(path: Path) -> str:
-    """What divides the first line that is not empty: a tab in .tsv and .inter; else tabs, commas or semicolons, the most there are; else nothing."""
+    """What divides the first line that is not empty: a tab in .tsv and .inter; else tabs, commas or
+    semicolons, the most there are; else nothing.
+    """
     with opened(path, errors="surrogateescape") as file:
         line = file.read(1 << 16).lstrip("\n").partition("\n")[0]
-    return "\t" if ending(path) in (".tsv", ".inter") and "\t" in line else max("\x1f,\t;", key=line.count)
+    return (
+        "\t"
+        if ending(path) in (".tsv", ".inter") and "\t" in line
+        else max("\x1f,\t;", key=line.count)
+    )
 
 
 def split_named(name: str) -> str | None:
-    """The split that a name such as ptb.valid.txt or train/part-0 says; None if it says none, or more than one."""
+    """The split that a name such as ptb.valid.txt or train/part-0 says; None if it says none, or
+    more than one.
+    """
     said = {_WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in _WORDS}
     return said.pop() if len(said) == 1 else None
 
@@ -86,29 +116,49 @@ def own_splits(streams: Mapping[str, Any], source: Any) -> dict[str, Any]:
         if part := split_named(name):
             found.setdefault(part, stream)
     if "train" not in found:
-        raise ValueError(f"{source} has the splits {', '.join(streams)}, and no train: choose one with split")
+        raise ValueError(
+            f"{source} has the splits {', '.join(streams)}, and no train: choose one with split"
+        )
     return found
 
 
-def files_of(source: str | Path, data_dir: str | Path | None = None) -> dict[str, list[Path]] | None:
-    """The files of a path, a folder, or a pattern such as `notes/*.md`, by split; None if there is none, and it may be a name of the Hub. Raises
-    ValueError if it can only be a path, and there is nothing to read.
+def files_of(
+    source: str | Path, data_dir: str | Path | None = None
+) -> dict[str, list[Path]] | None:
+    """The files of a path, a folder, or a pattern such as `notes/*.md`, by split; None if there is
+    none, and it may be a name of the Hub. Raises ValueError if it can only be a path, and there is
+    nothing to read.
 
-    In a folder those files count whose ending has most of the bytes, without folders in it that this library has written. They are "train",
-    "validation" and "test" if their names say so and one of them says train; otherwise all are "train".
+    In a folder those files count whose ending has most of the bytes, without folders in it that
+    this library has written. They are "train", "validation" and "test" if their names say so and
+    one of them says train; otherwise all are "train".
     """
     path = Path(data_dir or "", source).expanduser()
     if path.is_file():
         return {"train": [path]}
-    root = next(folder for folder in (path, *path.parents) if folder.is_dir())  # what exists is no pattern, whatever its name is
+    root = next(
+        folder for folder in (path, *path.parents) if folder.is_dir()
+    )  # what exists is no pattern, whatever its name is
     named = glob.glob(str(path.relative_to(root)), root_dir=root, recursive=True)
     found = sorted(root.rglob("*") if root == path else map(root.joinpath, named))
-    ours = {x.parents[1] for x in found if x.match("trials/trials.json") and x.read_bytes().startswith(b'{\n "settings"')}
+    ours = {
+        x.parents[1]
+        for x in found
+        if x.match("trials/trials.json") and x.read_bytes().startswith(b'{\n "settings"')
+    }
     ours |= {x.parent for x in found if x.name == "farzi.safetensors"}
-    ours |= {x.parent for x in found if x.name == "recipe.yaml" and x.with_name("table.md").exists()}
+    ours |= {
+        x.parent for x in found if x.name == "recipe.yaml" and x.with_name("table.md").exists()
+    }
     ours.discard(root)
-    visible = [x for x in found if not any(part.startswith(".") for part in x.relative_to(root).parts)]
-    files = [x for x in visible if x.is_file() and (ending(x) in BUILDERS or root != path) and ours.isdisjoint(x.parents)]
+    visible = [
+        x for x in found if not any(part.startswith(".") for part in x.relative_to(root).parts)
+    ]
+    files = [
+        x
+        for x in visible
+        if x.is_file() and (ending(x) in BUILDERS or root != path) and ours.isdisjoint(x.parents)
+    ]
     sizes, splits = Counter(), {}
     for file in files:
         sizes[ending(file)] += file.stat().st_size
@@ -118,9 +168,14 @@ def files_of(source: str | Path, data_dir: str | Path | None = None) -> dict[str
         splits.setdefault(part or "train", []).append(file)
     if splits:
         return splits
-    of_hub = data_dir is None and isinstance(source, str) and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source)
+    of_hub = (
+        data_dir is None and isinstance(source, str) and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source)
+    )
     if not of_hub or path.is_dir() or ending(path) in BUILDERS:
-        raise ValueError(f"{str(path)!r} is no file, and no folder or pattern that finds one that ends in {', '.join(BUILDERS)}")
+        raise ValueError(
+            f"{str(path)!r} is no file, and no folder or pattern that finds one that ends in"
+            f" {', '.join(BUILDERS)}"
+        )
     return None
 
 
@@ -139,7 +194,11 @@ def arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _dicts(batches: Iterable[pa.RecordBatch], column: str | None) -> Iterator[dict[str, Any]]:
-    return (row for batch in batches for row in (batch if column is None else batch.select([column])).to_pylist())
+    return (
+        row
+        for batch in batches
+        for row in (batch if column is None else batch.select([column])).to_pylist()
+    )
 
 
 def of_json(file: TextIO) -> Iterator[Any]:
@@ -151,53 +210,77 @@ def of_json(file: TextIO) -> Iterator[Any]:
     except ValueError:
         values, text, place = [], (first + file.read()).rstrip(), 0
         while place < len(text):
-            value, place = json.JSONDecoder().raw_decode(text, re.compile(r"\s*").match(text, place).end())
+            value, place = json.JSONDecoder().raw_decode(
+                text, re.compile(r"\s*").match(text, place).end()
+            )
             values.append(value)
     return (one for value in values for one in (value if isinstance(value, list) else [value]))
 
 
 def _csv_rows(file: TextIO, path: Path, column: str | None) -> Iterable[dict[str, str]]:
-    parts = pandas.read_csv(file, sep=delimiter_of(path), dtype=object, na_filter=False, index_col=False, chunksize=1000)
+    parts = pandas.read_csv(
+        file, sep=delimiter_of(path), dtype=object, na_filter=False, index_col=False, chunksize=1000
+    )
     while (part := _part(parts)) is not None:
         yield from part.to_dict("records")
 
 
 def _part(parts: Iterator[pandas.DataFrame]) -> pandas.DataFrame | None:
     with warnings.catch_warnings():
-        warnings.simplefilter("error", pandas.errors.ParserWarning)  # of lines that would lose what the header has no name for
+        warnings.simplefilter(
+            "error", pandas.errors.ParserWarning
+        )  # of lines that would lose what the header has no name for
         return next(parts, None)
 
 
 _READ: Mapping[str, Callable[[TextIO, Path, str | None], Iterable[Any]]] = {
-    "json": lambda file, path, column: of_json(file), "csv": _csv_rows, "line": lambda file, path, column: file,
-    "paragraph": lambda file, path, column: ("".join(lines) for blank, lines in groupby(file, str.isspace) if not blank),
-    "parquet": lambda file, path, column: _dicts(ParquetFile(path).iter_batches(1000, columns=column and [column]), column),
+    "json": lambda file, path, column: of_json(file),
+    "csv": _csv_rows,
+    "line": lambda file, path, column: file,
+    "paragraph": lambda file, path, column: (
+        "".join(lines) for blank, lines in groupby(file, str.isspace) if not blank
+    ),
+    "parquet": lambda file, path, column: _dicts(
+        ParquetFile(path).iter_batches(1000, columns=column and [column]), column
+    ),
     "arrow": lambda file, path, column: _dicts(arrow_batches(path), column),
-}  # fmt: skip
-"""The rows of a file. `datasets` would fix the columns of a text file, and their types, by the first rows, and count each use at the Hub."""
+}
+"""The rows of a file. `datasets` would fix the columns of a text file, and their types, by the
+first rows, and count each use at the Hub.
+"""
 
 
-def _rows(paths: Sequence[Path], several: bool, kind: str, column: str | None) -> Iterator[dict[str, Any]]:
+def _rows(
+    paths: Sequence[Path], several: bool, kind: str, column: str | None
+) -> Iterator[dict[str, Any]]:
     for path in paths:
         count, lacks = 0, column is not None
         try:
             with opened(path) as file:
-                for count, row in enumerate(_READ[kind](file, path, column), 1):  # noqa: B007  the error says it
+                for count, row in enumerate(_READ[kind](file, path, column), 1):  # noqa: B007
                     values = row if isinstance(row, dict) else {"text": row}
                     lacks = lacks and column not in values
                     yield values if column is None else {column: values.get(column)}
         except Exception as error:  # each reader has errors of its own
             raise ValueError(f"{path.name}, after {count} rows: {reason(error)}") from error
         if count and lacks and several:  # of JSON; the others know their columns
-            raise LookupError(f"no row of {path.name} has {column!r}: leave that file out, or give it this column")
+            raise LookupError(
+                f"no row of {path.name} has {column!r}: leave that file out, or give it this column"
+            )
 
 
 def stream_of(
-    source: str | Path, data_dir: str | Path | None = None, *, name: str | None = None, split: str | None = None,
-    revision: str | None = None, rows: str = "line", column: str | None = None,
-) -> Mapping[str, IterableDataset]:  # fmt: skip
-    """The rows of files or of a data set of the Hub, by split, as they are read; of files only that column, if one is given. Plain text has `rows`:
-    each a "line" or a "paragraph".
+    source: str | Path,
+    data_dir: str | Path | None = None,
+    *,
+    name: str | None = None,
+    split: str | None = None,
+    revision: str | None = None,
+    rows: str = "line",
+    column: str | None = None,
+) -> Mapping[str, IterableDataset]:
+    """The rows of files or of a data set of the Hub, by split, as they are read; of files only that
+    column, if one is given. Plain text has `rows`: each a "line" or a "paragraph".
 
     Raises:
         ValueError: as `files_of`.
@@ -208,9 +291,14 @@ def stream_of(
         try:
             found = load_dataset(source, name, split=split, revision=revision, streaming=True)
         except Exception as error:  # each cause has an error of its own, which says what is missing
-            raise DataUnavailableError(f"{source!r} is no file, and not on the Hub: {reason(error)}") from error
+            raise DataUnavailableError(
+                f"{source!r} is no file, and not on the Hub: {reason(error)}"
+            ) from error
         return {"train": found} if isinstance(found, IterableDataset) else found
     kind = rows if kind_of(files) == "text" else kind_of(files)
     several = sum(map(len, files.values())) > 1
-    given = {part: {"paths": x, "several": several, "kind": kind, "column": column} for part, x in files.items()}
+    given = {
+        part: {"paths": x, "several": several, "kind": kind, "column": column}
+        for part, x in files.items()
+    }
     return {part: IterableDataset.from_generator(_rows, gen_kwargs=x) for part, x in given.items()}

@@ -1,4 +1,6 @@
-"""One's own text as sequences of ids, `load_text`; and what a data set holds, text or interactions, `recognise`."""
+"""One's own text as sequences of ids, `load_text`; and what a data set holds, text or interactions,
+`recognise`.
+"""
 
 import hashlib
 import logging
@@ -14,7 +16,15 @@ import pyarrow as pa
 from datasets import DatasetDict, IterableDataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from farzi_hf.data.files import DataUnavailableError, files_of, kind_of, own_splits, reason, stream_of, unreadable
+from farzi_hf.data.files import (
+    DataUnavailableError,
+    files_of,
+    kind_of,
+    own_splits,
+    reason,
+    stream_of,
+    unreadable,
+)
 from farzi_hf.data.interactions import SAMPLE_INTERACTIONS
 from farzi_hf.data.readers import SOURCES, has_interactions
 from farzi_hf.data.sequences import SPLITS, in_memory, stored_sequences
@@ -26,7 +36,9 @@ TEXT, INTERACTIONS = "text", "interactions"
 READ_BYTES = 256 << 20
 """Bytes of text that are read of a split at most."""
 _LEARNT_BYTES = 16 << 20  # of which a tokenizer is learnt
-_MOST_ENTRIES = 4996  # of a tokenizer that is made, beside 4 special tokens: a step's time grows with them
+_MOST_ENTRIES = (
+    4996  # of a tokenizer that is made, beside 4 special tokens: a step's time grows with them
+)
 _SHARE = 0.05  # of the different rows, for validation and for test
 _HEAD, _LINES = 200, 5_000  # rows by which the columns are known, and wrapped lines
 _OPTIONS = "name yours with text_column, or those of interactions with user_column and item_column"
@@ -49,23 +61,33 @@ class TextData(DatasetDict):
 
 
 def recognise(
-    source: str | Path, data_dir: str | Path | None = None, *, text_column: str | None = None, user_column: str | None = None,
-    item_column: str | None = None, **hub: str | None,
-) -> str:  # fmt: skip
-    """What a data set holds, "text" or "interactions": by its name, its file's ending, the columns that are given, or those that it has.
+    source: str | Path,
+    data_dir: str | Path | None = None,
+    *,
+    text_column: str | None = None,
+    user_column: str | None = None,
+    item_column: str | None = None,
+    **hub: str | None,
+) -> str:
+    """What a data set holds, "text" or "interactions": by its name, its file's ending, the columns
+    that are given, or those that it has.
 
     Args:
         hub: name, split and revision of a data set of the Hub, as in `load_text`.
 
     Raises:
-        ValueError: its columns do not say it, and the message lists them; or columns of both are given.
+        ValueError: its columns do not say it, and the message lists them; or columns of both are
+            given.
         DataUnavailableError: there is no such data set within reach.
     """
     if source in (*TEXTS, *SOURCES, SAMPLE_INTERACTIONS):
         return TEXT if source in TEXTS else INTERACTIONS
     of_items = user_column or item_column
     if of_items and text_column:
-        raise ValueError(f"text_column={text_column!r} is of text, but {of_items!r} of interactions: give one of them")
+        raise ValueError(
+            f"text_column={text_column!r} is of text, but {of_items!r} of interactions: give one of"
+            " them"
+        )
     if of_items or text_column:
         return TEXT if text_column else INTERACTIONS
     files = files_of(source, data_dir)
@@ -78,28 +100,40 @@ def recognise(
 
 
 def load_text(
-    path_or_repo: str | Path, column: str | None = None, tokenizer: PreTrainedTokenizerBase | str | Path | None = None, *,
-    data_dir: str | Path | None = None, name: str | None = None, split: str | None = None, revision: str | None = None,
-    rows: str | None = None, vocab_size: int | None = None,
-) -> TextData:  # fmt: skip
-    """Your own text: a file, a folder or a pattern of .txt, .md, .jsonl, .json, .csv, .tsv, .parquet or .arrow, or a data set of the Hub.
+    path_or_repo: str | Path,
+    column: str | None = None,
+    tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
+    *,
+    data_dir: str | Path | None = None,
+    name: str | None = None,
+    split: str | None = None,
+    revision: str | None = None,
+    rows: str | None = None,
+    vocab_size: int | None = None,
+) -> TextData:
+    """Your own text: a file, a folder or a pattern of .txt, .md, .jsonl, .json, .csv, .tsv,
+    .parquet or .arrow, or a data set of the Hub.
 
-    The source's own splits stay, of files such as train.txt, valid.txt and test.txt too. What is missing of them is taken from train: 5 % of
-    the different rows each, by a hash, so that equal rows are in one split. Validation and test hold each row once, and none of train.
-    Rows that are blank, or a single token without BOS and EOS, are left out.
+    The source's own splits stay, of files such as train.txt, valid.txt and test.txt too. What is
+    missing of them is taken from train: 5 % of the different rows each, by a hash, so that equal
+    rows are in one split. Validation and test hold each row once, and none of train. Rows that are
+    blank, or a single token without BOS and EOS, are left out.
 
     Args:
-        column: the column with the text, or with the messages of chats, which the tokenizer's template writes out. By default `text`, the
-            messages, the only column of text, or the only one with sentences.
-        tokenizer: a fast one, or its name or folder. By default one is made of the training rows: of words if rare words are `<unk>` already,
-            as in Penn Treebank, else byte-level BPE.
+        column: the column with the text, or with the messages of chats, which the tokenizer's
+            template writes out. By default `text`, the messages, the only column of text, or the
+            only one with sentences.
+        tokenizer: a fast one, or its name or folder. By default one is made of the training rows:
+            of words if rare words are `<unk>` already, as in Penn Treebank, else byte-level BPE.
         data_dir: the folder in which the path begins.
         name, split, revision: of a data set of the Hub, as in `datasets.load_dataset`.
-        rows: "line" or "paragraph", of plain text. By default a paragraph where lines are wrapped, else a line.
+        rows: "line" or "paragraph", of plain text. By default a paragraph where lines are wrapped,
+            else a line.
         vocab_size: of the tokenizer that is made; by default it fits the size of the text.
 
     Raises:
-        ValueError: there is no column of text, too little text, text that is not UTF-8, or no usable tokenizer.
+        ValueError: there is no column of text, too little text, text that is not UTF-8, or no
+            usable tokenizer.
         DataUnavailableError: the data set or the tokenizer is not within reach.
     """
     if rows not in (None, "line", "paragraph"):
@@ -107,7 +141,11 @@ def load_text(
     opened = partial(stream_of, path_or_repo, data_dir, name=name, split=split, revision=revision)
     kind = kind_of(files_of(path_or_repo, data_dir))
     if kind == "text":
-        rows = rows or ("paragraph" if _is_wrapped(_head(opened(), path_or_repo, _LINES).get("text", [])) else "line")
+        rows = rows or (
+            "paragraph"
+            if _is_wrapped(_head(opened(), path_or_repo, _LINES).get("text", []))
+            else "line"
+        )
         streams, read, where = opened(rows=rows), "text", f"a {rows} each"
     else:
         head = _head(opened(), path_or_repo)
@@ -116,7 +154,10 @@ def load_text(
         streams, read, where = opened(column=column), column, f"in column {column!r}"
     if isinstance(tokenizer, (str, Path)):
         tokenizer = _tokenizer(tokenizer)
-    parts = {part: texts_of(x, read, tokenizer, path_or_repo) for part, x in own_splits(streams, path_or_repo).items()}
+    parts = {
+        part: texts_of(x, read, tokenizer, path_or_repo)
+        for part, x in own_splits(streams, path_or_repo).items()
+    }
     if kind == "json" and not any(parts.values()):
         _text_column(head, path_or_repo, column)  # says that there is none
     parts, said, duplicates = _split(parts, path_or_repo)
@@ -125,7 +166,9 @@ def load_text(
     splits = TextData()
     for part, texts in parts.items():
         rows_of = in_memory(text=pa.array(texts, pa.large_string()))
-        rows_of = rows_of.map(lambda batch: {"input_ids": ids_of(tokenizer, batch["text"])}, batched=True)
+        rows_of = rows_of.map(
+            lambda batch: {"input_ids": ids_of(tokenizer, batch["text"])}, batched=True
+        )
         splits[part] = rows_of.select(np.flatnonzero(stored_sequences(rows_of)[1] > 1))
     sizes = [len(rows_of) for rows_of in splits.values()]
     said += f" ({' / '.join(f'{size:,}' for size in sizes)}){duplicates}"
@@ -134,15 +177,19 @@ def load_text(
     return splits
 
 
-# -- columns ---------------------------------------------------------------------------------------------------------
+# -- columns ---------------------------------------------------------------------------------------
 
 
-def _head(streams: Mapping[str, IterableDataset], source: Any, rows: int = _HEAD) -> Mapping[str, Sequence[Any]]:
+def _head(
+    streams: Mapping[str, IterableDataset], source: Any, rows: int = _HEAD
+) -> Mapping[str, Sequence[Any]]:
     """The first rows, by columns."""
     return next(_batches(next(iter(streams.values())), rows, source), {})
 
 
-def _batches(stream: IterableDataset, size: int, source: Any) -> Iterator[Mapping[str, Sequence[Any]]]:
+def _batches(
+    stream: IterableDataset, size: int, source: Any
+) -> Iterator[Mapping[str, Sequence[Any]]]:
     """Rows, by columns."""
     try:
         yield from stream.iter(size)
@@ -153,7 +200,11 @@ def _batches(stream: IterableDataset, size: int, source: Any) -> Iterator[Mappin
 def _text_column(head: Mapping[str, Sequence[Any]], source: Any, given: str | None = None) -> str:
     """The column that is given, or that must hold the text."""
     words = {
-        name: [len(x.split()) for x in values if isinstance(x, str) and not re.fullmatch(r"[\d\s.,:+-]*", x)]
+        name: [
+            len(x.split())
+            for x in values
+            if isinstance(x, str) and not re.fullmatch(r"[\d\s.,:+-]*", x)
+        ]
         for name, values in head.items()
     }
     texts = [name for name, counts in words.items() if counts]
@@ -163,7 +214,10 @@ def _text_column(head: Mapping[str, Sequence[Any]], source: Any, given: str | No
     chosen = [next(iter(names)) for names in choices if len(names) == 1]
     if not chosen:
         wrong = f"no {given!r}" if given else "none that must be the text"
-        raise ValueError(f"{source} has columns {', '.join(map(str, head)) or '(none: it is empty)'}, and {wrong}: {_OPTIONS}")
+        raise ValueError(
+            f"{source} has columns {', '.join(map(str, head)) or '(none: it is empty)'}, and"
+            f" {wrong}: {_OPTIONS}"
+        )
     return chosen[0]
 
 
@@ -172,12 +226,18 @@ def _is_chat(value: Any) -> bool:
     return isinstance(first, dict) and {"role", "content"} <= first.keys()
 
 
-# -- rows ------------------------------------------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------
 
 
 def _is_wrapped(lines: Sequence[str]) -> bool:
-    """Whether lines of a plain text end where the next word has no room, and blank lines divide its paragraphs."""
-    inner = [(len(line.rstrip()), len(after.split()[0])) for line, after in pairwise(lines) if line.strip() and after.strip()]
+    """Whether lines of a plain text end where the next word has no room, and blank lines divide its
+    paragraphs.
+    """
+    inner = [
+        (len(line.rstrip()), len(after.split()[0]))
+        for line, after in pairwise(lines)
+        if line.strip() and after.strip()
+    ]
     if not inner or all(line.strip() for line in lines):
         return False
     sizes, words = np.transpose(inner)
@@ -191,7 +251,9 @@ def texts_of(stream: IterableDataset, column: str, tokenizer: Any, source: Any) 
     batches = _batches(stream.select_columns(column) if stream.features else stream, 1000, source)
     for row, value in enumerate(value for batch in batches for value in batch.get(column, ())):
         where = f"{source}: row {row} (counted from 0) of column {column!r}"
-        text = _written(value, tokenizer, where).lstrip("\n\ufeff").rstrip().encode(errors="replace")  # half a surrogate pair
+        text = (
+            _written(value, tokenizer, where).lstrip("\n\ufeff").rstrip().encode(errors="replace")
+        )  # half a surrogate pair
         texts += filter(None, [text.decode()])
         size += len(text)
         if size >= READ_BYTES:
@@ -210,29 +272,46 @@ def _written(value: Any, tokenizer: Any, where: str) -> str:
         raise ValueError(f"{where} holds neither text nor a chat, but {value!r:.80}: {_OPTIONS}")
     named = f"tokenizer={getattr(tokenizer, 'name_or_path', None)!r}"
     if not getattr(tokenizer, "chat_template", None):
-        raise ValueError(f"{where} holds chats, for a tokenizer's template, but {named} has none: give that of a chat model")
+        raise ValueError(
+            f"{where} holds chats, for a tokenizer's template, but {named} has none: give that of a"
+            " chat model"
+        )
     try:
         text = tokenizer.apply_chat_template(value, tokenize=False).strip()
-        return text.removeprefix(tokenizer.bos_token or "").removesuffix(tokenizer.eos_token or "")  # `ids_of` adds them
+        return text.removeprefix(tokenizer.bos_token or "").removesuffix(
+            tokenizer.eos_token or ""
+        )  # `ids_of` adds them
     except Exception as error:  # a template raises what it likes
-        raise ValueError(f"{where} holds a chat that the template of {named} refuses ({reason(error)}): mend the chat") from error
+        raise ValueError(
+            f"{where} holds a chat that the template of {named} refuses ({reason(error)}): mend the"
+            " chat"
+        ) from error
 
 
 def _split(parts: Mapping[str, list[str]], source: Any) -> tuple[dict[str, list[str]], str, str]:
     """Train, validation and test, and how they came about and what was left out, in words."""
     keys = {part: _keys(texts) for part, texts in parts.items()}
     missing = [part for part in ("test", "validation") if part not in parts]
-    different = np.unique(keys["train"])  # the order of hashes is random, and the same in every data set
+    different = np.unique(
+        keys["train"]
+    )  # the order of hashes is random, and the same in every data set
     if len(different) <= len(missing):
         remedy = "give at least 3, or files train.txt, valid.txt and test.txt"
-        raise ValueError(f"{source} holds {len(different)} different rows of text that are not blank: {remedy}")
+        raise ValueError(
+            f"{source} holds {len(different)} different rows of text that are not blank: {remedy}"
+        )
     if len(different) < 100:
         few = "%s holds only %d different rows of text: figures on its held-out rows mean little"
         logger.warning(few, source, len(different))
     ends, start = np.searchsorted(different, [int(_SHARE * 2**64), int(2 * _SHARE * 2**64)]), 0
-    texts, seen = {part: np.array(rows, dtype=object) for part, rows in parts.items()}, keys["train"]
+    texts, seen = (
+        {part: np.array(rows, dtype=object) for part, rows in parts.items()},
+        keys["train"],
+    )
     for place, part in enumerate(missing):
-        end = np.clip(ends[place], start + 1, len(different) - len(missing) + place)  # of few rows one each
+        end = np.clip(
+            ends[place], start + 1, len(different) - len(missing) + place
+        )  # of few rows one each
         taken, start = np.isin(keys["train"], different[start:end]), end
         texts[part], keys[part] = texts["train"][taken], keys["train"][taken]
         texts["train"], keys["train"] = texts["train"][~taken], keys["train"][~taken]
@@ -241,21 +320,30 @@ def _split(parts: Mapping[str, list[str]], source: Any) -> tuple[dict[str, list[
         _, first = np.unique(keys[part], return_index=True)
         kept = np.sort(first if part in missing else first[~np.isin(keys[part][first], seen)])
         if not len(kept):
-            raise ValueError(f"{source}: its split {part} has no row that is not in train too: give rows of their own")
+            raise ValueError(
+                f"{source}: its split {part} has no row that is not in train too: give rows of"
+                " their own"
+            )
         twice += len(texts[part]) - len(kept)
         texts[part] = texts[part][kept]
     own = ", ".join(["its own splits", *(f"{part} split off by hash" for part in missing)])
     duplicates = f", {twice:,} duplicates left out of validation and test" if twice else ""
-    return {part: texts[part].tolist() for part in SPLITS}, own if len(missing) < 2 else "90/5/5 split by hash", duplicates
+    return (
+        {part: texts[part].tolist() for part in SPLITS},
+        own if len(missing) < 2 else "90/5/5 split by hash",
+        duplicates,
+    )
 
 
 def _keys(texts: list[str]) -> np.ndarray:
     """A hash of each text (n,), whatever its blanks are."""
     plain = (" ".join(text.split()).encode() for text in texts)
-    return np.frombuffer(b"".join(hashlib.blake2b(x, digest_size=8).digest() for x in plain), np.uint64)
+    return np.frombuffer(
+        b"".join(hashlib.blake2b(x, digest_size=8).digest() for x in plain), np.uint64
+    )
 
 
-# -- the tokenizer ---------------------------------------------------------------------------------------------------
+# -- the tokenizer ---------------------------------------------------------------------------------
 
 
 def _tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
@@ -274,5 +362,9 @@ def _made(texts: list[str], vocab_size: int | None) -> PreTrainedTokenizerBase:
     size = sum(map(len, texts))
     if any(UNK in text.split() for text in texts[:10_000]):
         return word_tokenizer(texts, vocab_size or _MOST_ENTRIES)
-    # A counted bigram needs the fewest bits per byte with 6 to 11 √size entries, and up to 4 % more with 5 √size (recipes/LOG.md).
-    return bpe_tokenizer(texts[:: 1 + size // _LEARNT_BYTES], vocab_size or int(np.clip(5 * size**0.5, 300, _MOST_ENTRIES)))
+    # A counted bigram needs the fewest bits per byte with 6 to 11 √size entries, and up to 4 % more
+    # with 5 √size (recipes/LOG.md).
+    return bpe_tokenizer(
+        texts[:: 1 + size // _LEARNT_BYTES],
+        vocab_size or int(np.clip(5 * size**0.5, 300, _MOST_ENTRIES)),
+    )

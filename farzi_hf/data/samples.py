@@ -1,15 +1,21 @@
-"""The embedded samples, with which the demo and the tests need no licence and no network: sentences, and viewers of a catalogue.
+"""The embedded samples, with which the demo and the tests need no licence and no network:
+sentences, and viewers of a catalogue.
 
 `SampleGrammar` draws English-like sentences with more structure than a bigram model can learn:
 
-* **Number agreement at a distance**, across phrases whose nouns have a number of their own: ``the captain near the boats mends``.
-* **Gender agreement** of a person with ``himself/herself/themselves`` and ``his/her/their`` after the verb.
-* **One topic** for all words of a sentence, and for a transitive verb only the objects of its frame: ``bakes the roll``.
-* **Pairs**: ``either … or``, ``if … then``, ``( … )``, and a question's first word (``does/do``) with its final ``?``.
+* **Number agreement at a distance**, across phrases whose nouns have a number of their own: ``the
+  captain near the boats mends``.
+* **Gender agreement** of a person with ``himself/herself/themselves`` and ``his/her/their`` after
+  the verb.
+* **One topic** for all words of a sentence, and for a transitive verb only the objects of its
+  frame: ``bakes the roll``.
+* **Pairs**: ``either … or``, ``if … then``, ``( … )``, and a question's first word (``does/do``)
+  with its final ``?``.
 
-`SampleCatalogue` draws the histories of viewers. The catalogue holds series of several parts in a few genres. A viewer likes two genres.
-They start a series of one of them (popular ones more often), watch its parts in order, drop it at some point, and start another; now and
-then they watch a random part of anything. So the last item tells the next one, and the history tells the genre.
+`SampleCatalogue` draws the histories of viewers. The catalogue holds series of several parts in a
+few genres. A viewer likes two genres. They start a series of one of them (popular ones more often),
+watch its parts in order, drop it at some point, and start another; now and then they watch a random
+part of anything. So the last item tells the next one, and the history tells the genre.
 """
 
 import random
@@ -20,7 +26,9 @@ _VOWELS = "aeiou"
 
 
 def inflect(word: str) -> str:
-    """Plural of a noun, or third person singular of a verb: English spells both by the same rule."""
+    """Plural of a noun, or third person singular of a verb: English spells both by the
+    same rule.
+    """
     if word.endswith("y") and word[-2] not in _VOWELS:
         return word[:-1] + "ies"
     return word + ("es" if word.endswith(("s", "sh", "ch", "x", "z")) else "s")
@@ -30,11 +38,14 @@ class Topic:
     """Words of one topic, all in their base form, most frequent first.
 
     Args:
-        words: men, women, places, adjectives and intransitive verbs. Then come frames: transitive verbs, and the things that they may act on.
+        words: men, women, places, adjectives and intransitive verbs. Then come frames: transitive
+            verbs, and the things that they may act on.
     """
 
     def __init__(self, *words: str) -> None:
-        self.men, women, self.places, self.adjectives, self.intransitive, *frames = (tuple(x.split()) for x in words)
+        self.men, women, self.places, self.adjectives, self.intransitive, *frames = (
+            tuple(x.split()) for x in words
+        )
         # By turns, so that neither gender is rarer.
         self.people = tuple(name for pair in zip(self.men, women, strict=True) for name in pair)
         self.frames = tuple(zip(frames[::2], frames[1::2], strict=True))
@@ -42,19 +53,85 @@ class Topic:
 
 
 TOPICS = (
-    Topic("captain pilot", "diver smuggler", "harbour island reef", "salty brave drowsy windy", "swim drift sink whistle",
-          "mend fold drag", "net sail rope", "steer paint anchor", "boat ferry raft", "fear watch", "storm wave shark"),
-    Topic("cook butler", "baker waitress", "kitchen cellar pantry", "hungry sweet burnt cheerful", "whisper yawn hum giggle",
-          "bake slice burn", "roll cake pie", "stir pour taste", "soup sauce tea", "polish drop", "spoon plate kettle"),
-    Topic("farmer shepherd", "widow milkmaid", "barn meadow orchard", "muddy patient stubborn weary", "kneel wander sweat doze",
-          "feed chase comb", "goat horse goose", "plant harvest weigh", "turnip pumpkin pear", "sharpen carry", "plough sickle bucket"),
-    Topic("king duke", "queen countess", "palace garden tower", "proud royal jealous silent", "bow reign frown kneel",
-          "crown banish pardon", "prince traitor knight", "sign seal forge", "letter treaty decree", "steal wear", "ring cloak sceptre"),
-    Topic("actor drummer", "dancer soprano", "theatre studio balcony", "famous nervous graceful loud", "rehearse tremble blush sigh",
-          "sing hear learn", "aria ballad chorus", "write stage praise", "drama comedy opera", "tune borrow", "violin trumpet drum"),
-    Topic("smith clockmaker", "weaver potter", "workshop market bridge", "careful clever dusty skilful", "hurry grumble rest cough",
-          "hammer weld bend", "nail blade hinge", "weave dye stitch", "carpet shawl ribbon", "repair sell", "clock lantern wheel"),
-)  # fmt: skip
+    Topic(
+        "captain pilot",
+        "diver smuggler",
+        "harbour island reef",
+        "salty brave drowsy windy",
+        "swim drift sink whistle",
+        "mend fold drag",
+        "net sail rope",
+        "steer paint anchor",
+        "boat ferry raft",
+        "fear watch",
+        "storm wave shark",
+    ),
+    Topic(
+        "cook butler",
+        "baker waitress",
+        "kitchen cellar pantry",
+        "hungry sweet burnt cheerful",
+        "whisper yawn hum giggle",
+        "bake slice burn",
+        "roll cake pie",
+        "stir pour taste",
+        "soup sauce tea",
+        "polish drop",
+        "spoon plate kettle",
+    ),
+    Topic(
+        "farmer shepherd",
+        "widow milkmaid",
+        "barn meadow orchard",
+        "muddy patient stubborn weary",
+        "kneel wander sweat doze",
+        "feed chase comb",
+        "goat horse goose",
+        "plant harvest weigh",
+        "turnip pumpkin pear",
+        "sharpen carry",
+        "plough sickle bucket",
+    ),
+    Topic(
+        "king duke",
+        "queen countess",
+        "palace garden tower",
+        "proud royal jealous silent",
+        "bow reign frown kneel",
+        "crown banish pardon",
+        "prince traitor knight",
+        "sign seal forge",
+        "letter treaty decree",
+        "steal wear",
+        "ring cloak sceptre",
+    ),
+    Topic(
+        "actor drummer",
+        "dancer soprano",
+        "theatre studio balcony",
+        "famous nervous graceful loud",
+        "rehearse tremble blush sigh",
+        "sing hear learn",
+        "aria ballad chorus",
+        "write stage praise",
+        "drama comedy opera",
+        "tune borrow",
+        "violin trumpet drum",
+    ),
+    Topic(
+        "smith clockmaker",
+        "weaver potter",
+        "workshop market bridge",
+        "careful clever dusty skilful",
+        "hurry grumble rest cough",
+        "hammer weld bend",
+        "nail blade hinge",
+        "weave dye stitch",
+        "carpet shawl ribbon",
+        "repair sell",
+        "clock lantern wheel",
+    ),
+)
 
 PREPOSITIONS = ("near", "behind", "with", "beyond")
 ADVERBS = ("today", "again", "at dawn", "every night", "in silence", "without pause", "after lunch")
@@ -66,7 +143,9 @@ POSSESSIVES = {"m": "his", "f": "her", "p": "their"}
 
 
 class SampleGrammar:
-    """Draws sentences. Equal seeds give equal sentences, on every platform. Words are drawn with Zipf's weights, in the order of their list."""
+    """Draws sentences. Equal seeds give equal sentences, on every platform. Words are drawn with
+    Zipf's weights, in the order of their list.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
@@ -79,7 +158,12 @@ class SampleGrammar:
             return [*self._clause(topic), "."]
         if draw < 0.75:
             subject, agreement = self._subject(topic)
-            return ["do" if agreement == "p" else "does", *subject, *self._verb_phrase(topic, agreement, base_form=True), "?"]
+            return [
+                "do" if agreement == "p" else "does",
+                *subject,
+                *self._verb_phrase(topic, agreement, base_form=True),
+                "?",
+            ]
         if draw < 0.85:
             return ["either", *self._clause(topic), "or", *self._clause(topic), "."]
         if draw < 0.95:
@@ -99,7 +183,9 @@ class SampleGrammar:
         return clause + self._pick(ADVERBS).split() if self._chance(0.25) else clause
 
     def _subject(self, topic: Topic) -> tuple[list[str], str]:
-        """A noun phrase that governs a verb: its words, and the agreement class m, f or p (plural)."""
+        """A noun phrase that governs a verb: its words, and the agreement class m, f
+        or p (plural).
+        """
         person, plural = self._pick(topic.people), self._chance(0.45)
         agreement = "p" if plural else "m" if person in topic.men else "f"
         words = self._noun_phrase(topic, person, plural)
@@ -111,7 +197,11 @@ class SampleGrammar:
             words += ["who", *self._action(topic, agreement)]
         elif draw < 0.50:
             inner, inner_plural = self._pick(topic.people), self._chance(0.45)
-            words += ["whom", *self._noun_phrase(topic, inner, inner_plural), "admire" if inner_plural else "admires"]
+            words += [
+                "whom",
+                *self._noun_phrase(topic, inner, inner_plural),
+                "admire" if inner_plural else "admires",
+            ]
         elif draw < 0.58:
             words += ["(", *self._pick(ASIDES).split(), ")"]
         return words, agreement
@@ -122,13 +212,22 @@ class SampleGrammar:
         if draw < 0.20:
             return [self._verb(self._pick(topic.intransitive), form)]
         if draw < 0.35:
-            return [self._verb(self._pick(("admire", "blame", "trust")), form), REFLEXIVES[agreement]]
+            return [
+                self._verb(self._pick(("admire", "blame", "trust")), form),
+                REFLEXIVES[agreement],
+            ]
         return self._action(topic, form, owner=agreement)
 
     def _action(self, topic: Topic, form: str, owner: str | None = None) -> list[str]:
-        """A transitive verb and an object of its frame; with ``owner``, at times a possessive that agrees with the subject."""
+        """A transitive verb and an object of its frame; with ``owner``, at times a possessive that
+        agrees with the subject.
+        """
         verbs, things = self._pick(topic.frames)
-        verb, thing, plural = self._verb(self._pick(verbs), form), self._pick(things), self._chance(0.45)
+        verb, thing, plural = (
+            self._verb(self._pick(verbs), form),
+            self._pick(things),
+            self._chance(0.45),
+        )
         if owner is not None and self._chance(0.35):
             return [verb, POSSESSIVES[owner], inflect(thing) if plural else thing]
         return [verb, *self._noun_phrase(topic, thing, plural)]
@@ -146,7 +245,7 @@ class SampleGrammar:
         return [determiner, *words]
 
 
-# -- viewers ---------------------------------------------------------------------------------------------------------
+# -- viewers ---------------------------------------------------------------------------------------
 
 GENRES = ("mystery", "comedy", "western", "romance", "space", "history")
 _PLACES = ("Harbour", "Orchard", "Station", "Lighthouse", "Valley", "Castle")
@@ -159,9 +258,13 @@ class SampleCatalogue:
 
     def __init__(self, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)
-        parts = self._random.integers(MIN_PARTS, MAX_PARTS + 1, size=(len(GENRES), SERIES_PER_GENRE))
+        parts = self._random.integers(
+            MIN_PARTS, MAX_PARTS + 1, size=(len(GENRES), SERIES_PER_GENRE)
+        )
         items = np.split(np.arange(1, parts.sum() + 1), np.cumsum(parts)[:-1])  # 0 is the padding
-        self.series = [items[i : i + SERIES_PER_GENRE] for i in range(0, len(items), SERIES_PER_GENRE)]  # by genre
+        self.series = [
+            items[i : i + SERIES_PER_GENRE] for i in range(0, len(items), SERIES_PER_GENRE)
+        ]  # by genre
         self.num_items = int(parts.sum())
         self.titles = [
             f"{place} ({genre}), part {part + 1}"
@@ -178,7 +281,9 @@ class SampleCatalogue:
         favourites = self._random.choice(len(GENRES), size=2, replace=False)
         watched: dict[int, None] = {}  # a set that keeps the order
         while len(watched) < length:
-            genre = self._random.choice(favourites if self._random.random() < FAVOURITE else len(GENRES))
+            genre = self._random.choice(
+                favourites if self._random.random() < FAVOURITE else len(GENRES)
+            )
             for item in self.series[genre][self._random.choice(SERIES_PER_GENRE, p=self._weights)]:
                 watched[int(item)] = None
                 if self._random.random() < STRAY:

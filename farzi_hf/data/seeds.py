@@ -1,14 +1,16 @@
-"""The one table of random streams: a seed, a purpose from the table and a few numbers name a stream.
+"""The one table of random streams: a seed, a purpose from the table and a few numbers name a
+stream.
 
     generator = stream(args.seed, Purpose.SPLIT)
     seed = derive(args.seed, Purpose.OUTER_STEP, global_step, position)   # for functions that take a seed, such as torch.manual_seed
 
-Purpose and numbers go into the spawn key of NumPy's `SeedSequence`, two words for each number. They cannot go into its entropy, which
-is padded with zeros: (2, 2, 0) would equal (2, 2, 0, 0). A spawn key is not padded.
+Purpose and numbers go into the spawn key of NumPy's `SeedSequence`, two words for each number. They
+cannot go into its entropy, which is padded with zeros: (2, 2, 0) would equal (2, 2, 0, 0). A spawn
+key is not padded.
 
-Not in the table: the embedded data sets (`samples`) have a seed of their own, and transformers orders the real batches by
-`TrainingArguments.seed` in its own way.
-"""
+Not in the table: the embedded data sets (`samples`) have a seed of their own, and transformers
+orders the real batches by `TrainingArguments.seed` in its own way.
+"""  # noqa: E501
 
 import operator
 from collections.abc import Iterator, Sequence
@@ -25,12 +27,15 @@ _WORD = 2**32
 
 
 class Purpose(IntEnum):
-    """The purpose of a stream. The numbers are part of the streams: add new ones at the end, change none, and use no number again."""
+    """The purpose of a stream. The numbers are part of the streams: add new ones at the end, change
+    none, and use no number again.
+    """
 
     SUMMARY_NORMAL = 0  # latents and decoder of a random start
     SUMMARY_WINDOWS = 1  # the real sequences of a spectral start
     SUMMARY_PROJECTION = 2  # the random projection in its decomposition
-    OUTER_STEP = 5  # (global step, position among the micro-batches of all processes): all that an objective draws
+    # (global step, position among the micro-batches of all processes): all that an objective draws
+    OUTER_STEP = 5
     LEARNER = 6  # (k): of the learners that train together, those after the first
     INNER_STEPS = 7  # T of an outer step
     MATCHED_STEP = 8  # t, the step whose gradients are matched
@@ -38,7 +43,9 @@ class Purpose(IntEnum):
     FRESH_START = 10  # whether an inner loop starts fresh or from Ω
     TRAJECTORY = 11  # which trajectory of Ω, and which checkpoint of it
     RECORDED_START = 12  # (trajectory): the initialisation of a training that is recorded
-    RECORDED_MINIBATCHES = 13  # (first of a group): the minibatches of those that are recorded together
+    RECORDED_MINIBATCHES = (
+        13  # (first of a group): the minibatches of those that are recorded together
+    )
     EVALUATION_STUDENT = 14  # (student): of `FarziTrainer.evaluate`
     REAL_STUDENT = 15  # (student): on real data, of a table's row
     STOCK_STUDENT = 16  # (student): on the summary, under the stock Trainer
@@ -53,7 +60,9 @@ class Purpose(IntEnum):
     POOL_LEARNER = 25  # (place, generation): the start of one of them, and its minibatches
     TEACHER_NUMBER = 26  # (teacher): all that one of several teachers draws
     SUMMARY_CLUSTERS = 27  # the groups of tokens of a start, and their order
-    WEIGHT_DIRECTIONS = 28  # changes of the training sequences' weights, by which smoothness is measured
+    WEIGHT_DIRECTIONS = (
+        28  # changes of the training sequences' weights, by which smoothness is measured
+    )
     LEFT_OUT = 29  # the training sequences that each retraining leaves out
     RANDOM_SCORES = 31  # scores that know nothing, to compare with
     TEACHER_KIND = 35  # (kind): all that teachers of the second and later kinds draw
@@ -65,29 +74,39 @@ class Purpose(IntEnum):
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:
-    """The generator of one purpose; `numbers` distinguish several streams of the same purpose. See `check_seed` for errors."""
+    """The generator of one purpose; `numbers` distinguish several streams of the same purpose. See
+    `check_seed` for errors.
+    """
     return np.random.default_rng(_sequence(seed, purpose, numbers))
 
 
 def derive(seed: int, purpose: Purpose, *numbers: int) -> int:
-    """A seed of 64 bits for code that draws by itself: a factory of models, or a function with its own streams. torch's CPU uses the lower 32."""
+    """A seed of 64 bits for code that draws by itself: a factory of models, or a function with its
+    own streams. torch's CPU uses the lower 32.
+    """
     return int(_sequence(seed, purpose, numbers).generate_state(1, np.uint64)[0])
 
 
 @contextmanager
 def seeded(seed: int = 0) -> Iterator[None]:
-    """Inside, the random numbers of the CPU and of the CUDA device in use follow the seed. Afterwards the caller's are as they were. Seeding by
-    `torch.manual_seed` would reach all devices, also those whose numbers nobody keeps.
+    """Inside, the random numbers of the CPU and of the CUDA device in use follow the seed.
+    Afterwards the caller's are as they were. Seeding by `torch.manual_seed` would reach all
+    devices, also those whose numbers nobody keeps.
     """
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
-        for generator in (torch.default_generator, *(torch.cuda.default_generators[i] for i in devices)):
+        for generator in (
+            torch.default_generator,
+            *(torch.cuda.default_generators[i] for i in devices),
+        ):
             generator.manual_seed(seed)
         yield
 
 
 def check_seed(seed: int, name: str = "seed", bits: int = BITS) -> int:
-    """The seed as an `int`. Raises ValueError if it is no integer, negative, or has more than `bits` bits; the message calls it `name`."""
+    """The seed as an `int`. Raises ValueError if it is no integer, negative, or has more than
+    `bits` bits; the message calls it `name`.
+    """
     try:
         number = operator.index(seed)
     except TypeError:
@@ -98,15 +117,26 @@ def check_seed(seed: int, name: str = "seed", bits: int = BITS) -> int:
 
 
 def check_different(name: str, values: Any, least: float | None = None) -> None:
-    """Raises ValueError unless this is a list without a value that is in it twice, or below `least`."""
+    """Raises ValueError unless this is a list without a value that is in it twice, or below
+    `least`.
+    """
     listed = isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0
     twice = listed and any(value in values[:i] for i, value in enumerate(values))
-    if not listed or twice or not all(least is None or (isinstance(x, Real) and x >= least) for x in values):
+    if (
+        not listed
+        or twice
+        or not all(least is None or (isinstance(x, Real) and x >= least) for x in values)
+    ):
         kind = "values" if least is None else f"numbers of at least {least}"
         raise ValueError(f"{name}={values!r} is not usable: give a list of different {kind}")
 
 
 def _sequence(seed: int, purpose: Purpose, numbers: tuple[int, ...]) -> np.random.SeedSequence:
-    # Always two words per number: otherwise 2**32 would be the words (0, 1), and so would the two numbers 0 and 1.
-    words = [word for number in numbers for word in divmod(check_seed(number, "a number of a stream"), _WORD)]
+    # Always two words per number: otherwise 2**32 would be the words (0, 1), and so would the two
+    # numbers 0 and 1.
+    words = [
+        word
+        for number in numbers
+        for word in divmod(check_seed(number, "a number of a stream"), _WORD)
+    ]
     return np.random.SeedSequence(check_seed(seed), spawn_key=(Purpose(purpose), *words))

@@ -1,7 +1,8 @@
 """Text as sequences of ids: the readers, the embedded sample corpus, the tokenizers.
 
-A text data set is a ``datasets.DatasetDict`` with the splits ``train``, ``validation`` and ``test`` and a column ``text`` with one
-sentence per row. `tokenize` turns the text into a column ``input_ids`` of ids, with BOS first and EOS last.
+A text data set is a ``datasets.DatasetDict`` with the splits ``train``, ``validation`` and ``test``
+and a column ``text`` with one sentence per row. `tokenize` turns the text into a column
+``input_ids`` of ids, with BOS first and EOS last.
 """
 
 import ast
@@ -29,35 +30,46 @@ from farzi_hf.data.sequences import SPLITS
 PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<s>", "</s>"
 SPECIAL_TOKENS = (PAD, UNK, BOS, EOS)
 
-# -- Penn Treebank ---------------------------------------------------------------------------------------------------
+# -- Penn Treebank ---------------------------------------------------------------------------------
 
 _PTB_FILES = {"train": "ptb.train.txt", "validation": "ptb.valid.txt", "test": "ptb.test.txt"}
-# The main branch of the data set is a script, which `datasets` no longer runs. This branch is its Parquet export.
+# The main branch of the data set is a script, which `datasets` no longer runs. This branch is its
+# Parquet export.
 _PTB_REPO, _PTB_REVISION = "ptb-text-only/ptb_text_only", "refs/convert/parquet"
 
 
 def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
-    """Penn Treebank in Mikolov's preparation: 42,068 / 3,370 / 3,761 sentences, one per row of the column ``text``.
+    """Penn Treebank in Mikolov's preparation: 42,068 / 3,370 / 3,761 sentences, one per row of the
+    column ``text``.
 
-    Its licence does not allow a copy in this package. It is read from ``data_dir``, else from the Hub or its cache.
+    Its licence does not allow a copy in this package. It is read from ``data_dir``, else from the
+    Hub or its cache.
 
     Args:
         data_dir: folder with ``ptb.train.txt``, ``ptb.valid.txt`` and ``ptb.test.txt``.
 
     Raises:
-        ValueError: ``data_dir`` lacks one of the three files, or a file is neither UTF-8 nor UTF-16 text.
+        ValueError: ``data_dir`` lacks one of the three files, or a file is neither UTF-8 nor UTF-16
+            text.
         DataUnavailableError: there is no ``data_dir``, and the Hub cannot be reached.
     """
     if data_dir is not None:
         files = {split: Path(data_dir) / name for split, name in _PTB_FILES.items()}
-        return DatasetDict({split: Dataset.from_dict({"text": _lines(path)}) for split, path in files.items()})
+        return DatasetDict(
+            {split: Dataset.from_dict({"text": _lines(path)}) for split, path in files.items()}
+        )
     try:
-        # Without a network, a snapshot is taken from the cache at once; load_dataset(repo) first retries for half a minute.
-        folder = snapshot_download(_PTB_REPO, repo_type="dataset", revision=_PTB_REVISION, allow_patterns="penn_treebank/*")
+        # Without a network, a snapshot is taken from the cache at once; load_dataset(repo) first
+        # retries for half a minute.
+        folder = snapshot_download(
+            _PTB_REPO, repo_type="dataset", revision=_PTB_REVISION, allow_patterns="penn_treebank/*"
+        )
         files = {split: f"{folder}/penn_treebank/{split}/*.parquet" for split in SPLITS}
         return load_dataset("parquet", data_files=files).rename_column("sentence", "text")
     except Exception as error:  # any failure (no network, a proxy's answer, a moved repository) means the same here
-        remedy = f"pass --data_dir FOLDER with {', '.join(_PTB_FILES.values())}, or --dataset sample"
+        remedy = (
+            f"pass --data_dir FOLDER with {', '.join(_PTB_FILES.values())}, or --dataset sample"
+        )
         raise DataUnavailableError(f"Penn Treebank cannot be reached: {remedy}.") from error
 
 
@@ -68,21 +80,26 @@ def _lines(path: Path) -> list[str]:
             return [line.rstrip("\n") for line in file]
     except (OSError, UnicodeDecodeError) as error:
         remedy = f"data_dir has to hold {', '.join(_PTB_FILES.values())} in one of these encodings"
-        raise ValueError(f"{path} cannot be read as UTF-8 or UTF-16 text ({error}): {remedy}") from None
+        raise ValueError(
+            f"{path} cannot be read as UTF-8 or UTF-16 text ({error}): {remedy}"
+        ) from None
 
 
-# -- texts that every machine has ------------------------------------------------------------------------------------
+# -- texts that every machine has ------------------------------------------------------------------
 
 
 def load_sample_text(num_sentences: int = 10_000, seed: int = 0) -> DatasetDict:
-    """The embedded corpus: distinct sentences of `data.samples.SampleGrammar`, split 80 / 10 / 10 %. As none occurs twice, the splits are disjoint.
+    """The embedded corpus: distinct sentences of `data.samples.SampleGrammar`, split 80 / 10 / 10
+    %. As none occurs twice, the splits are disjoint.
 
     Args:
         num_sentences: the number of sentences in the three splits together, at least 10.
         seed: equal seeds give equal corpora.
     """
     if num_sentences < 10:
-        raise ValueError(f"num_sentences={num_sentences} leaves a split empty: ask for at least 10.")
+        raise ValueError(
+            f"num_sentences={num_sentences} leaves a split empty: ask for at least 10."
+        )
     grammar = SampleGrammar(seed)
     sentences: dict[str, None] = {}  # a set that keeps the order
     while len(sentences) < num_sentences:
@@ -90,23 +107,37 @@ def load_sample_text(num_sentences: int = 10_000, seed: int = 0) -> DatasetDict:
     texts = list(sentences)
     held_out = num_sentences // 10
     parts = (texts[: -2 * held_out], texts[-2 * held_out : -held_out], texts[-held_out:])
-    return DatasetDict({split: Dataset.from_dict({"text": part}) for split, part in zip(SPLITS, parts, strict=True)})
+    return DatasetDict(
+        {
+            split: Dataset.from_dict({"text": part})
+            for split, part in zip(SPLITS, parts, strict=True)
+        }
+    )
 
 
 def load_docstrings(folder: str | Path | None = None) -> DatasetDict:
-    """The docstrings of all modules, classes and functions of Python's standard library: a paragraph per row of the column ``text``.
+    """The docstrings of all modules, classes and functions of Python's standard library: a
+    paragraph per row of the column ``text``.
 
-    A real corpus of English and code with a large vocabulary, without duplicates. All docstrings of a file are in one split: about
-    80 / 10 / 10 % of the files, by a hash of their names. The texts depend on the version of Python. Nothing is imported or run.
+    A real corpus of English and code with a large vocabulary, without duplicates. All docstrings of
+    a file are in one split: about 80 / 10 / 10 % of the files, by a hash of their names. The texts
+    depend on the version of Python. Nothing is imported or run.
 
     Args:
-        folder: of Python files; by default the standard library, without its packages of tests and without what is installed.
+        folder: of Python files; by default the standard library, without its packages of tests and
+            without what is installed.
     """
     root = Path(folder or sysconfig.get_path("stdlib"))
     found: dict[str, str] = {}  # the split of each text, which is that of its first file
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root)
-        if folder is None and {"site-packages", "dist-packages", "test", "tests", "idle_test"} & set(name.parts):
+        if folder is None and {
+            "site-packages",
+            "dist-packages",
+            "test",
+            "tests",
+            "idle_test",
+        } & set(name.parts):
             continue
         part = int(hashlib.sha256(name.as_posix().encode()).hexdigest(), 16) % 10
         for text in _docstrings(path):
@@ -124,7 +155,9 @@ def _docstrings(path: Path) -> Iterator[str]:
     except (SyntaxError, ValueError):  # a file that is broken on purpose, as an example
         return
     for node in ast.walk(tree):
-        documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        documented = isinstance(
+            node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        )
         if documented and (text := ast.get_docstring(node)):
             yield from filter(None, map(str.strip, re.split(r"\n\s*\n", text)))
 
@@ -134,45 +167,59 @@ TEXTS: dict[str, Callable[[str | Path | None], DatasetDict]] = {
     "sample": lambda data_dir: load_sample_text(),
     "docstrings": load_docstrings,
 }
-"""Readers by the names that configs use. Each takes a folder or None and returns all splits with a column ``text``."""
+"""Readers by the names that configs use. Each takes a folder or None and returns all splits with a
+column ``text``.
+"""
 
-# -- tokenizers ------------------------------------------------------------------------------------------------------
+# -- tokenizers ------------------------------------------------------------------------------------
 
 
 def word_tokenizer(sentences: Iterable[str], vocab_size: int = 2000) -> PreTrainedTokenizerFast:
-    """A word-level tokenizer with the most frequent words. Equally frequent words are in alphabetical order.
+    """A word-level tokenizer with the most frequent words. Equally frequent words are in
+    alphabetical order.
 
-    Ids: ``<pad>`` 0, ``<unk>`` 1, ``<s>`` 2 (BOS), ``</s>`` 3 (EOS), then the words. Text is split at blanks. Every sequence gets
-    BOS and EOS. Decoding joins words with blanks. A literal ``<unk>`` in the text has id 1 and does not count as a word.
+    Ids: ``<pad>`` 0, ``<unk>`` 1, ``<s>`` 2 (BOS), ``</s>`` 3 (EOS), then the words. Text is split
+    at blanks. Every sequence gets BOS and EOS. Decoding joins words with blanks. A literal
+    ``<unk>`` in the text has id 1 and does not count as a word.
 
     Args:
         sentences: the training text.
-        vocab_size: the number of words to keep, without special tokens. ``len(tokenizer)`` is at most ``vocab_size + 4``.
+        vocab_size: the number of words to keep, without special tokens. ``len(tokenizer)`` is at
+            most ``vocab_size + 4``.
     """
     _check(sentences, vocab_size)
     counts = Counter(word for sentence in sentences for word in sentence.split())
     for token in SPECIAL_TOKENS:
         del counts[token]
     words = sorted(counts, key=lambda word: (-counts[word], word))[:vocab_size]
-    tokenizer = Tokenizer(WordLevel({token: i for i, token in enumerate((*SPECIAL_TOKENS, *words))}, unk_token=UNK))
+    tokenizer = Tokenizer(
+        WordLevel({token: i for i, token in enumerate((*SPECIAL_TOKENS, *words))}, unk_token=UNK)
+    )
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return _with_special_tokens(tokenizer)
 
 
 def bpe_tokenizer(sentences: Iterable[str], vocab_size: int = 8000) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer, trained on the sentences. It has the special tokens of `word_tokenizer`, and no text is unknown to it.
+    """A byte-level BPE tokenizer, trained on the sentences. It has the special tokens of
+    `word_tokenizer`, and no text is unknown to it.
 
     Args:
         sentences: the training text.
-        vocab_size: the number of entries without special tokens, at least 256. ``len(tokenizer)`` is at most ``vocab_size + 4``.
+        vocab_size: the number of entries without special tokens, at least 256. ``len(tokenizer)``
+            is at most ``vocab_size + 4``.
     """
     _check(sentences, vocab_size, least=256)  # one entry for each byte
     tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     trainer = BpeTrainer(
-        vocab_size=vocab_size + len(SPECIAL_TOKENS), special_tokens=list(SPECIAL_TOKENS), show_progress=False,
+        vocab_size=vocab_size + len(SPECIAL_TOKENS),
+        special_tokens=list(SPECIAL_TOKENS),
+        show_progress=False,
         initial_alphabet=ByteLevel.alphabet(),
-    )  # fmt: skip
+    )
     tokenizer.train_from_iterator(sentences, trainer)
     return _with_special_tokens(tokenizer)
 
@@ -188,52 +235,84 @@ def _with_special_tokens(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     special = [(token, tokenizer.token_to_id(token)) for token in (BOS, EOS)]
     tokenizer.post_processor = TemplateProcessing(single=f"{BOS} $A {EOS}", special_tokens=special)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, unk_token=UNK, bos_token=BOS, eos_token=EOS,
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        unk_token=UNK,
+        bos_token=BOS,
+        eos_token=EOS,
         clean_up_tokenization_spaces=False,  # "do n't" stays two words
-    )  # fmt: skip
+    )
 
 
-TOKENIZERS: dict[str, Callable[[Iterable[str], int], PreTrainedTokenizerFast]] = {"docstrings": bpe_tokenizer}
-"""What makes the tokenizer of a text of `TEXTS`, from its training sentences and the number of entries, if it is not `word_tokenizer`."""
+TOKENIZERS: dict[str, Callable[[Iterable[str], int], PreTrainedTokenizerFast]] = {
+    "docstrings": bpe_tokenizer
+}
+"""What makes the tokenizer of a text of `TEXTS`, from its training sentences and the number of
+entries, if it is not `word_tokenizer`.
+"""
 
 
-# -- from text to ids ------------------------------------------------------------------------------------------------
+# -- from text to ids ------------------------------------------------------------------------------
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
-    """The ids of each text, with BOS first and EOS last if the tokenizer has such tokens; many add none, or one of them, by themselves."""
+    """The ids of each text, with BOS first and EOS last if the tokenizer has such tokens; many add
+    none, or one of them, by themselves.
+    """
     if not texts:  # of which a tokenizer makes an error
         return []
-    bos, eos = ([] if token is None else [token] for token in (tokenizer.bos_token_id, tokenizer.eos_token_id))
+    bos, eos = (
+        [] if token is None else [token]
+        for token in (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    )
     own = tokenizer("a")["input_ids"]
     bos, eos = bos if own[:1] != bos else [], eos if own[-1:] != eos else []
     ids = tokenizer(texts, verbose=False)["input_ids"]
     return [bos + row + eos for row in ids] if bos or eos else ids
 
 
-def tokenize(dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None) -> DatasetDict:
+def tokenize(
+    dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None
+) -> DatasetDict:
     """Turns text into ids: one row of ``input_ids`` per sentence.
 
     Args:
         dataset: splits with a column ``text``. Rows that are empty, blank or null are left out.
         tokenizer: for instance of `word_tokenizer`.
-        max_length: longer sequences keep their first ``max_length`` ids, and so lose their EOS. ``None`` keeps all.
+        max_length: longer sequences keep their first ``max_length`` ids, and so lose their EOS.
+            ``None`` keeps all.
 
     Raises:
-        ValueError: there is no text in a column ``text``, a split has no sentence, or ``max_length`` is below 2.
+        ValueError: there is no text in a column ``text``, a split has no sentence, or
+            ``max_length`` is below 2.
         TypeError: there are no splits, or one of them is a stream.
     """
-    if not isinstance(dataset, Mapping) or not all(isinstance(split, Dataset) for split in dataset.values()):
-        remedy = "pass a DatasetDict, such as DatasetDict(train=dataset); of a stream, map the tokenizer"
+    if not isinstance(dataset, Mapping) or not all(
+        isinstance(split, Dataset) for split in dataset.values()
+    ):
+        remedy = (
+            "pass a DatasetDict, such as DatasetDict(train=dataset); of a stream, map the tokenizer"
+        )
         raise TypeError(f"dataset is a {type(dataset).__name__}: {remedy}.")
     if max_length is not None and max_length < 2:
-        raise ValueError(f"max_length={max_length} leaves nothing to predict: pass 2 or more, or None.")
-    return DatasetDict({name: _tokenize_split(name, split, tokenizer, max_length) for name, split in dataset.items()})
+        raise ValueError(
+            f"max_length={max_length} leaves nothing to predict: pass 2 or more, or None."
+        )
+    return DatasetDict(
+        {
+            name: _tokenize_split(name, split, tokenizer, max_length)
+            for name, split in dataset.items()
+        }
+    )
 
 
-def _tokenize_split(name: str, split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> Dataset:
+def _tokenize_split(
+    name: str, split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int | None
+) -> Dataset:
     if getattr(split.features.get("text"), "dtype", None) not in ("string", "large_string"):
-        raise ValueError(f"dataset[{name!r}] has columns {split.features}, but no text in 'text': rename yours.")
+        raise ValueError(
+            f"dataset[{name!r}] has columns {split.features}, but no text in 'text': rename yours."
+        )
 
     def encode(batch: dict[str, list[str | None]]) -> dict[str, list[list[int]]]:
         texts = [text for text in batch["text"] if text and text.strip()]
@@ -241,5 +320,7 @@ def _tokenize_split(name: str, split: Dataset, tokenizer: PreTrainedTokenizerBas
 
     encoded = split.map(encode, batched=True, remove_columns=split.column_names)
     if len(encoded) == 0:
-        raise ValueError(f"dataset[{name!r}] has {len(split)} rows and no sentence: pass a split with text.")
+        raise ValueError(
+            f"dataset[{name!r}] has {len(split)} rows and no sentence: pass a split with text."
+        )
     return encoded

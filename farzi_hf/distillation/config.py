@@ -1,4 +1,6 @@
-"""FarziConfig: all settings of a distillation. It adds the summary and the inner loop to `TrainingArguments`, the outer loop."""
+"""FarziConfig: all settings of a distillation. It adds the summary and the inner loop to
+`TrainingArguments`, the outer loop.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from farzi_hf.distillation.objectives import OBJECTIVES, Objective, Parts
 from farzi_hf.distillation.packing import Packing
 from farzi_hf.distillation.processes import check_launcher
 from farzi_hf.distillation.rows import RealData
-from farzi_hf.distillation.settings import Setting, check_settings, converted, made, settings_of, with_settings
+from farzi_hf.distillation.settings import (
+    Setting,
+    check_settings,
+    converted,
+    made,
+    settings_of,
+    with_settings,
+)
 from farzi_hf.distillation.teacher import TEACHER_OPTIMIZERS, TeacherTraining
 from farzi_hf.distillation.trajectories import PretrainedStarts, TrajectoryBank
 from farzi_hf.engine import ADJOINTS, OPTIMIZERS, Adjoint, InnerOptimizer, setting
@@ -34,17 +43,40 @@ logger = logging.getLogger(__name__)
 
 UNSUPPORTED = {
     "fp16": "gradients of the inner loop have no loss scaling and underflow; use bf16",
-    "fp16_full_eval": "it would round the summary itself, because this is the Trainer's model; leave it out",
-    "bf16_full_eval": "it would round the summary itself, because this is the Trainer's model; leave it out, or set bf16",
-    "label_smoothing_factor": "the objective is the outer loss, and it has no smoothing; leave it out",
-    "neftune_noise_alpha": "it is noise on a model's embeddings, and this Trainer's model is the summary; leave it out",
-    "gradient_checkpointing": "the adjoint decides what is kept: set adjoint='checkpoint' or 'reversible'; and checkpoint_layers, for a deep learner",
-    "save_only_model": "a run could not go on from such a checkpoint, and the optimizer's state is twice a summary; leave it out",
+    "fp16_full_eval": (
+        "it would round the summary itself, because this is the Trainer's model; leave it out"
+    ),
+    "bf16_full_eval": (
+        "it would round the summary itself, because this is the Trainer's model; leave it out, or"
+        " set bf16"
+    ),
+    "label_smoothing_factor": (
+        "the objective is the outer loss, and it has no smoothing; leave it out"
+    ),
+    "neftune_noise_alpha": (
+        "it is noise on a model's embeddings, and this Trainer's model is the summary; leave it out"
+    ),
+    "gradient_checkpointing": (
+        "the adjoint decides what is kept: set adjoint='checkpoint' or 'reversible'; and"
+        " checkpoint_layers, for a deep learner"
+    ),
+    "save_only_model": (
+        "a run could not go on from such a checkpoint, and the optimizer's state is twice a"
+        " summary; leave it out"
+    ),
     "torch_compile_backend": "the inner loop is compiled by torch's own; leave it out",
-    "deepspeed": "a summary is small and needs no sharding; use several processes with plain data parallelism",
-    "fsdp": "a summary is small and needs no sharding; use several processes with plain data parallelism",
+    "deepspeed": (
+        "a summary is small and needs no sharding; use several processes with plain data"
+        " parallelism"
+    ),
+    "fsdp": (
+        "a summary is small and needs no sharding; use several processes with plain data"
+        " parallelism"
+    ),
 }
-"""Fields of `TrainingArguments` that a distillation cannot use, each with the reason and the remedy."""
+"""Fields of `TrainingArguments` that a distillation cannot use, each with the reason and the
+remedy.
+"""
 
 
 def _by_labels(name: str) -> str:
@@ -55,10 +87,11 @@ def _by_labels(name: str) -> str:
 @dataclass(repr=False)  # the inherited repr hides tokens
 @with_settings(TeacherTraining, Packing)
 class FarziConfig(TrainingArguments):
-    """Settings of `FarziTrainer`. Fields that are not listed here are inherited from `transformers.TrainingArguments`.
+    """Settings of `FarziTrainer`. Fields that are not listed here are inherited from
+    `transformers.TrainingArguments`.
 
-    The inherited fields set the outer loop, except that `torch_compile` and `torch_compile_mode` compile the inner loop (see `unroll`).
-    Some inherited defaults are different here:
+    The inherited fields set the outer loop, except that `torch_compile` and `torch_compile_mode`
+    compile the inner loop (see `unroll`). Some inherited defaults are different here:
 
     | field | here | because |
     |---|---|---|
@@ -77,41 +110,70 @@ class FarziConfig(TrainingArguments):
     | `dataloader_pin_memory` | False on a CPU | without a GPU, pinned memory is useless and torch warns about it |
     | `greater_is_better` | False for a perplexity | Trainer assumes that a higher metric is better, unless it is a loss |
 
-    Settings that only one variant uses, such as those of an inner optimizer, are declared by the class of that variant.
+    Settings that only one variant uses, such as those of an inner optimizer, are declared by the
+    class of that variant.
 
     Raises:
         ValueError: a setting is out of range or unknown.
-    """
+    """  # noqa: E501
 
     settings: ClassVar[dict[str, Setting]]
 
     num_sequences: int = setting(50, "μ, synthetic sequences", least=1)
     sequence_length: int = setting(50, "ξ, tokens per synthetic sequence", least=2)
     labels: str | None = setting(
-        None, "what a student should predict, see `summary.forms`; by default a teacher's, or own where inputs are soft or tokens", table=LABELS
-    )  # fmt: skip
+        None,
+        "what a student should predict, see `summary.forms`; by default a teacher's, or own where"
+        " inputs are soft or tokens",
+        table=LABELS,
+    )
     inputs: str | None = setting(None, f"what it reads; {_by_labels('inputs')}", table=INPUTS)
-    storage: str | None = setting(None, f"how the finished summary is stored; {_by_labels('storage')}", table=STORAGES)
+    storage: str | None = setting(
+        None, f"how the finished summary is stored; {_by_labels('storage')}", table=STORAGES
+    )
 
     inner_optimizer: str | None = setting(
-        None, f"of the learners; {_by_labels('inner_optimizer')}, adam where there are outer steps", table=OPTIMIZERS
-    )  # fmt: skip
+        None,
+        f"of the learners; {_by_labels('inner_optimizer')}, adam where there are outer steps",
+        table=OPTIMIZERS,
+    )
     inner_lr_scheduler_type: str | None = setting(
-        None, f"how the inner learning rate falls over the T steps; {_by_labels('inner_lr_scheduler_type')}", table=LR_SCHEDULES
-    )  # fmt: skip
-    inner_warmup_steps: int = setting(0, "inner steps in which the inner learning rate rises from 0 first", least=0)
-    inner_steps: int | None = setting(None, f"T, steps of a student; {_by_labels('inner_steps')}", least=1)
-    window: int | None = setting(None, "last inner steps that are differentiated; by default, or with 0, all", least=0)
-    synthetic_batch_size: int | None = setting(None, "b_syn, sequences of an inner step; default: all, or 40", least=1)
+        None,
+        "how the inner learning rate falls over the T steps;"
+        f" {_by_labels('inner_lr_scheduler_type')}",
+        table=LR_SCHEDULES,
+    )
+    inner_warmup_steps: int = setting(
+        0, "inner steps in which the inner learning rate rises from 0 first", least=0
+    )
+    inner_steps: int | None = setting(
+        None, f"T, steps of a student; {_by_labels('inner_steps')}", least=1
+    )
+    window: int | None = setting(
+        None, "last inner steps that are differentiated; by default, or with 0, all", least=0
+    )
+    synthetic_batch_size: int | None = setting(
+        None, "b_syn, sequences of an inner step; default: all, or 40", least=1
+    )
 
     objective: str = setting("meta_matching", "the outer loss", table=OBJECTIVES)
     trajectories: str | None = setting(
-        None, "Ω, a folder of `record_trajectories`, where inner loops start", parts=(TrajectoryBank, PretrainedStarts)
+        None,
+        "Ω, a folder of `record_trajectories`, where inner loops start",
+        parts=(TrajectoryBank, PretrainedStarts),
     )
-    adjoint: str = setting("auto", "auto: the fastest that fits into memory", table={"auto": None, **ADJOINTS})
-    checkpoint_layers: bool = setting(False, "keep only the inputs of the learner's layers: less memory, more time")
-    eval_students: int = setting(3, "students that `evaluate()` trains from scratch, each from its own θ0", least=1)
-    max_non_finite: int = setting(20, "most outer steps that are skipped for a NaN or infinite meta-gradient", least=0)
+    adjoint: str = setting(
+        "auto", "auto: the fastest that fits into memory", table={"auto": None, **ADJOINTS}
+    )
+    checkpoint_layers: bool = setting(
+        False, "keep only the inputs of the learner's layers: less memory, more time"
+    )
+    eval_students: int = setting(
+        3, "students that `evaluate()` trains from scratch, each from its own θ0", least=1
+    )
+    max_non_finite: int = setting(
+        20, "most outer steps that are skipped for a NaN or infinite meta-gradient", least=0
+    )
 
     learning_rate: float = 0.01
     max_grad_norm: float = 0.1
@@ -140,23 +202,30 @@ class FarziConfig(TrainingArguments):
         for name, remedy in UNSUPPORTED.items():
             if getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)!r} is not supported: {remedy}")
-        check_seed(self.seed, bits=32)  # transformers seeds NumPy's old generator with this number; it takes 32 bits
-        if self.greater_is_better is None and (self.metric_for_best_model or "").endswith("perplexity"):
+        check_seed(
+            self.seed, bits=32
+        )  # transformers seeds NumPy's old generator with this number; it takes 32 bits
+        if self.greater_is_better is None and (self.metric_for_best_model or "").endswith(
+            "perplexity"
+        ):
             self.greater_is_better = False
         if (self.num_train_epochs > 0) == (self.max_steps >= 0):
             raise ValueError(
-                f"num_train_epochs={self.num_train_epochs} and max_steps={self.max_steps}: exactly one of them sets the length; give max_steps"
+                f"num_train_epochs={self.num_train_epochs} and max_steps={self.max_steps}: exactly"
+                " one of them sets the length; give max_steps"
             )
         self.use_cpu |= check_launcher()
-        # torch_compile means the inner loop here. Trainer must not see it, or a mode of it: it would compile the summary.
+        # torch_compile means the inner loop here. Trainer must not see it, or a mode of it: it
+        # would compile the summary.
         mode, self.torch_compile_mode = self.torch_compile_mode, None
         compiled, self.torch_compile = self.torch_compile or mode is not None, False
         super().__post_init__()
         self.torch_compile, self.torch_compile_mode = compiled, mode
         if self.n_gpu > 1:
             raise ValueError(
-                f"this process sees {self.n_gpu} GPUs, among which Trainer would share each batch, and an inner loop is on one; launch a "
-                f"process for each with `accelerate launch --num_processes {self.n_gpu} …`, or show one with CUDA_VISIBLE_DEVICES=0"
+                f"this process sees {self.n_gpu} GPUs, among which Trainer would share each batch,"
+                " and an inner loop is on one; launch a process for each with `accelerate launch"
+                f" --num_processes {self.n_gpu} …`, or show one with CUDA_VISIBLE_DEVICES=0"
             )
         self.dataloader_pin_memory &= self.device.type != "cpu"
         self.check()
@@ -167,25 +236,44 @@ class FarziConfig(TrainingArguments):
         return getattr(LABELS.get(self.labels), "defaults", {})
 
     def check(self) -> None:
-        """The checks of our settings, by the variants that have them: a ValueError if one is out of range, or does not fit another one. Call it
-        where fields were set afterwards."""
+        """The checks of our settings, by the variants that have them: a ValueError if one is out of
+        range, or does not fit another one. Call it where fields were set afterwards.
+        """
         check_settings(self)
         if not 0 <= self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate={self.learning_rate} is not usable; give a number such as 0.01")
-        if (order := getattr(self, "train_sampling_strategy", "random")) not in ("random", "sequential"):
-            raise ValueError(f"train_sampling_strategy={order!r} follows no seed; leave it at 'random'")
+            raise ValueError(
+                f"learning_rate={self.learning_rate} is not usable; give a number such as 0.01"
+            )
+        if (order := getattr(self, "train_sampling_strategy", "random")) not in (
+            "random",
+            "sequential",
+        ):
+            raise ValueError(
+                f"train_sampling_strategy={order!r} follows no seed; leave it at 'random'"
+            )
         if self.checkpoint_layers and self.torch_compile:  # compiled code does not see through it
-            raise ValueError("checkpoint_layers=True goes with plain code, not with torch_compile=True; leave one out")
+            raise ValueError(
+                "checkpoint_layers=True goes with plain code, not with torch_compile=True; leave"
+                " one out"
+            )
         if (self.window or 0) > self.inner_steps:
-            logger.warning(f"window={self.window} is more than inner_steps={self.inner_steps}: all are differentiated.")
+            logger.warning(
+                f"window={self.window} is more than inner_steps={self.inner_steps}: all are"
+                " differentiated."
+            )
         size, made_up = self.synthetic_batch_size or 0, INPUTS[self.inputs].source is not None
-        if not made_up and size > max(self.num_sequences, self.defaults.get("synthetic_batch_size", 0)):
-            logger.warning(f"synthetic_batch_size={size} is more than num_sequences={self.num_sequences}: a step takes all.")
+        if not made_up and size > max(
+            self.num_sequences, self.defaults.get("synthetic_batch_size", 0)
+        ):
+            logger.warning(
+                f"synthetic_batch_size={size} is more than num_sequences={self.num_sequences}: a"
+                " step takes all."
+            )
         OBJECTIVES[self.objective].check(self)
         if self.max_steps and not OPTIMIZERS[self.inner_optimizer].elementwise:
             raise ValueError(
-                f"inner_optimizer={self.inner_optimizer!r} has no derivative, so it trains students alone; give max_steps=0, or "
-                "inner_optimizer='adam' for outer steps"
+                f"inner_optimizer={self.inner_optimizer!r} has no derivative, so it trains students"
+                " alone; give max_steps=0, or inner_optimizer='adam' for outer steps"
             )
         for make, what in (
             (self.make_inner_optimizer, "inner optimizer, inner_…"),
@@ -201,7 +289,10 @@ class FarziConfig(TrainingArguments):
                 raise ValueError(f"settings of the {what}: {error}") from None
 
     def summary_config(
-        self, vocab_size: int, label_dim: int | None = None, teacher: Mapping[str, Any] | None = None
+        self,
+        vocab_size: int,
+        label_dim: int | None = None,
+        teacher: Mapping[str, Any] | None = None,
     ) -> FarziDataConfig:
         """The config of the summary to be distilled, with the settings of the inner loop.
 
@@ -211,7 +302,15 @@ class FarziConfig(TrainingArguments):
             teacher: the config of a carried one.
         """
         own = {name for name, _, _ in settings_of(LABELS[self.labels])}
-        copied = ("num_sequences", "sequence_length", "latent_dim", "tau", "inputs", "labels", "storage")
+        copied = (
+            "num_sequences",
+            "sequence_length",
+            "latent_dim",
+            "tau",
+            "inputs",
+            "labels",
+            "storage",
+        )
         return FarziDataConfig(
             **{name: getattr(self, name) for name in copied},
             vocab_size=vocab_size,
@@ -222,8 +321,13 @@ class FarziConfig(TrainingArguments):
         )
 
     def inner_settings(self) -> dict[str, Any]:
-        """The settings with which a student trains like the learners of the distillation: `config.inner` of the summary."""
-        own = {each.name: getattr(self, name) for name, _, each in settings_of(OPTIMIZERS[self.inner_optimizer])}
+        """The settings with which a student trains like the learners of the distillation:
+        `config.inner` of the summary.
+        """
+        own = {
+            each.name: getattr(self, name)
+            for name, _, each in settings_of(OPTIMIZERS[self.inner_optimizer])
+        }
         return {
             "optimizer": self.inner_optimizer,
             **{name: value for name, value in own.items() if value is not None},
@@ -234,8 +338,14 @@ class FarziConfig(TrainingArguments):
         }
 
     def to_recipe(self) -> dict[str, Any]:
-        """The settings that another run needs to make the same summary: all fields of ours, and some of the outer loop."""
-        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name in self.settings or f.name in _OUTER}
+        """The settings that another run needs to make the same summary: all fields of ours, and
+        some of the outer loop.
+        """
+        settings = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name in self.settings or f.name in _OUTER
+        }
         if not self.load_best_model_at_end:
             settings |= {"metric_for_best_model": None, "greater_is_better": None}
         return json.loads(json.dumps(settings))  # plain types: enums become strings, tuples lists
@@ -257,8 +367,12 @@ class FarziConfig(TrainingArguments):
 
     def make_teacher_training(self) -> TeacherTraining:
         """How a teacher of labels is trained."""
-        optimizer = TEACHER_OPTIMIZERS[self.teacher_optimizer](self.teacher_learning_rate, weight_decay=self.teacher_weight_decay)
-        return TeacherTraining(optimizer, self.teacher_steps, self.teacher_batch_size, self.num_teachers)
+        optimizer = TEACHER_OPTIMIZERS[self.teacher_optimizer](
+            self.teacher_learning_rate, weight_decay=self.teacher_weight_decay
+        )
+        return TeacherTraining(
+            optimizer, self.teacher_steps, self.teacher_batch_size, self.num_teachers
+        )
 
     def make_packing(self) -> Packing:
         """How a carried teacher is trained in few bits."""
@@ -271,7 +385,10 @@ class FarziConfig(TrainingArguments):
         return SyntheticTraining.of(self.inner_settings(), self.tau, **how)
 
     def make_objective(
-        self, learner: Learner | None = None, training: SyntheticTraining | None = None, real: RealData | None = None
+        self,
+        learner: Learner | None = None,
+        training: SyntheticTraining | None = None,
+        real: RealData | None = None,
     ) -> Objective:
         """Makes the outer loss.
 
@@ -280,7 +397,11 @@ class FarziConfig(TrainingArguments):
             training: the inner loop; by default a new one.
             real: the rows of real data.
         """
-        bank = None if self.trajectories is None else TrajectoryBank(self.trajectories, self.num_trajectories)
+        bank = (
+            None
+            if self.trajectories is None
+            else TrajectoryBank(self.trajectories, self.num_trajectories)
+        )
         if bank is not None and learner is not None:
             bank.check(learner)
         parts = Parts(training or self.make_training(), bank, real or RealData(None, None))
@@ -288,8 +409,27 @@ class FarziConfig(TrainingArguments):
 
 
 _OUTER = (
-    "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
-    "max_grad_norm", "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "warmup_steps", "bf16", "seed",
-    "num_train_epochs", "data_seed", "dataloader_drop_last", "load_best_model_at_end", "metric_for_best_model", "greater_is_better",
-)  # fmt: skip
+    "learning_rate",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+    "max_steps",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "max_grad_norm",
+    "optim",
+    "optim_args",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "weight_decay",
+    "warmup_steps",
+    "bf16",
+    "seed",
+    "num_train_epochs",
+    "data_seed",
+    "dataloader_drop_last",
+    "load_best_model_at_end",
+    "metric_for_best_model",
+    "greater_is_better",
+)
 """Fields of `TrainingArguments` that belong to a recipe."""

@@ -1,4 +1,6 @@
-"""Training on a summary: the inner loop of equation (2), and students, which show how good a summary is."""
+"""Training on a summary: the inner loop of equation (2), and students, which show how good a
+summary is.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,11 @@ class SyntheticTraining:
         window: only the last `window` of the T steps are differentiated; None differentiates all.
         adjoint: the method of differentiation; None leaves the choice to `unroll`.
         torch_compile: whether the steps are compiled, as in `unroll`.
-        lr_scheduler_type: the learning rate over the steps of a training, one of `LR_SCHEDULES`; it rises for `warmup_steps` before.
+        lr_scheduler_type: the learning rate over the steps of a training, one of `LR_SCHEDULES`; it
+            rises for `warmup_steps` before.
         teacher: that the summary carries, if it does.
-        endless: `endless(seed)` makes the rows of a training whose inputs do not run out; None where the summary stores its rows.
+        endless: `endless(seed)` makes the rows of a training whose inputs do not run out; None
+            where the summary stores its rows.
     """
 
     optimizer: InnerOptimizer
@@ -58,62 +62,108 @@ class SyntheticTraining:
 
     @classmethod
     def of(cls, inner: Mapping[str, Any] | None, tau: float, **how: Any) -> SyntheticTraining:
-        """The inner loop with the settings of `config.inner` of a summary, see `farzi_hf.summary.inner_settings`.
+        """The inner loop with the settings of `config.inner` of a summary, see
+        `farzi_hf.summary.inner_settings`.
 
-        `how` says how it is differentiated: `window`, `adjoint`, `torch_compile`. Raises ValueError if the settings describe no optimizer.
+        `how` says how it is differentiated: `window`, `adjoint`, `torch_compile`. Raises ValueError
+        if the settings describe no optimizer.
         """
         optimizer, inner = inner_optimizer(inner), inner or {}
-        how |= {name: inner[name] for name in ("lr_scheduler_type", "warmup_steps") if name in inner}
+        how |= {
+            name: inner[name] for name in ("lr_scheduler_type", "warmup_steps") if name in inner
+        }
         return cls(optimizer, tau, inner.get("synthetic_batch_size"), **how)
 
     def reading(self, farzi: FarziData) -> SyntheticTraining:
         """The same on rows and labels that this summary makes, where it makes them."""
-        return replace(self, teacher=farzi.carried, endless=farzi.endless if farzi.is_endless else None)
+        return replace(
+            self, teacher=farzi.carried, endless=farzi.endless if farzi.is_endless else None
+        )
 
     def optimizer_for(self, learner: Learner, steps: int) -> InnerOptimizer:
-        """The optimizer of a training of `steps` steps: its learning rate follows the schedule, and biases and norms do not decay."""
+        """The optimizer of a training of `steps` steps: its learning rate follows the schedule, and
+        biases and norms do not decay.
+        """
         optimizer = self.optimizer.without_decay(learner.no_decay)
-        return replace(optimizer, lr_schedule=lr_schedule(self.lr_scheduler_type, steps, self.warmup_steps))
+        return replace(
+            optimizer, lr_schedule=lr_schedule(self.lr_scheduler_type, steps, self.warmup_steps)
+        )
 
     def __call__(
-        self, learner: Learner, summary: Tensors, *, start: Parameters | TrainingState, steps: int, seed: int,
+        self,
+        learner: Learner,
+        summary: Tensors,
+        *,
+        start: Parameters | TrainingState,
+        steps: int,
+        seed: int,
         of_steps: int | None = None,
-    ) -> Parameters:  # fmt: skip
-        """θ after `steps` steps from `start`, differentiable in the tensors of the summary. The minibatches depend on `seed`.
+    ) -> Parameters:
+        """θ after `steps` steps from `start`, differentiable in the tensors of the summary. The
+        minibatches depend on `seed`.
 
-        They are steps of a training of `of_steps` steps, by default the whole of it: the learning rate depends on that.
+        They are steps of a training of `of_steps` steps, by default the whole of it: the learning
+        rate depends on that.
         """
         of_steps = of_steps or steps
         rows = self._minibatches(summary, of_steps, seed)
         optimizer, widen = self.optimizer_for(learner, of_steps), None
         if not (self.torch_compile or isinstance(start, TrainingState)):
-            start, widen = only_seen_rows(learner, summary, start, optimizer)  # of the whole summary
+            start, widen = only_seen_rows(
+                learner, summary, start, optimizer
+            )  # of the whole summary
         summary, rows = self._compact(summary, rows, start, steps)
-        own, window = self._loss(learner, summary, rows), None if self.window is None else min(self.window, steps)
-        loss = own if widen is None else lambda params, inputs, step: own(widen(params), inputs, step)
-        how = {"optimizer": optimizer, "steps": steps, "adjoint": self.adjoint, "torch_compile": self.torch_compile}
+        own, window = (
+            self._loss(learner, summary, rows),
+            None if self.window is None else min(self.window, steps),
+        )
+        loss = (
+            own if widen is None else lambda params, inputs, step: own(widen(params), inputs, step)
+        )
+        how = {
+            "optimizer": optimizer,
+            "steps": steps,
+            "adjoint": self.adjoint,
+            "torch_compile": self.torch_compile,
+        }
         theta = unroll(loss, start, tuple(summary.values()), window=window, **how)
         return theta if widen is None else widen(theta)
 
     def advance(
-        self, learner: Learner, summary: Tensors, *, start: Parameters | TrainingState, steps: int, seed: int,
+        self,
+        learner: Learner,
+        summary: Tensors,
+        *,
+        start: Parameters | TrainingState,
+        steps: int,
+        seed: int,
         of_steps: int,
-    ) -> TrainingState:  # fmt: skip
-        """The same training, without derivatives. It can go on: give the result as `start`, with the same `seed` and `of_steps`."""
-        loss, optimizer = self.inner_loss(learner, summary, of_steps, seed), self.optimizer_for(learner, of_steps)
+    ) -> TrainingState:
+        """The same training, without derivatives. It can go on: give the result as `start`, with
+        the same `seed` and `of_steps`.
+        """
+        loss, optimizer = (
+            self.inner_loss(learner, summary, of_steps, seed),
+            self.optimizer_for(learner, of_steps),
+        )
         how = {"optimizer": optimizer, "steps": steps, "torch_compile": self.torch_compile}
         return train(loss, start, tuple(summary.values()), **how)
 
     def inner_loss(self, learner: Learner, summary: Tensors, steps: int, seed: int) -> InnerLoss:
-        """L_syn(θ) on the minibatch of each of the steps 1 … `steps`, as a function of the summary's tensors, in their order."""
+        """L_syn(θ) on the minibatch of each of the steps 1 … `steps`, as a function of the
+        summary's tensors, in their order.
+        """
         return self._loss(learner, summary, self._minibatches(summary, steps, seed))
 
     def _minibatches(self, summary: Tensors, steps: int, seed: int) -> Tensor | EndlessRows | None:
-        """The rows of each step's minibatch (steps, b_syn); None if every step takes all. Or rows of which each step takes the next b_syn."""
+        """The rows of each step's minibatch (steps, b_syn); None if every step takes all. Or rows
+        of which each step takes the next b_syn.
+        """
         if self.endless is not None:
             if self.torch_compile or self.batch_size is None:
                 raise ValueError(
-                    f"torch_compile={self.torch_compile}, synthetic_batch_size={self.batch_size}: made rows need a size, and plain code"
+                    f"torch_compile={self.torch_compile}, synthetic_batch_size={self.batch_size}:"
+                    " made rows need a size, and plain code"
                 )
             return self.endless(seed)
         first = next(iter(summary.values()))
@@ -126,12 +176,18 @@ class SyntheticTraining:
         return rows
 
     def _compact(
-        self, summary: Tensors, rows: Tensor | EndlessRows | None, start: Parameters | TrainingState, steps: int
+        self,
+        summary: Tensors,
+        rows: Tensor | EndlessRows | None,
+        start: Parameters | TrainingState,
+        steps: int,
     ) -> tuple[Tensors, Tensor | EndlessRows | None]:
-        """The sequences that the next steps see, and the places of the minibatches' rows among them.
+        """The sequences that the next steps see, and the places of the minibatches' rows among
+        them.
 
-        The derivative of an inner step in a tensor is as large as the tensor, and each step of the window adds one up. So the steps get
-        only what they see: their cost does not depend on μ then. Rows and gradients are the same, bit for bit.
+        The derivative of an inner step in a tensor is as large as the tensor, and each step of the
+        window adds one up. So the steps get only what they see: their cost does not depend on μ
+        then. Rows and gradients are the same, bit for bit.
         """
         # Compiled code is made for one shape, and that of the seen rows changes.
         if not isinstance(rows, Tensor) or self.torch_compile:
@@ -144,37 +200,52 @@ class SyntheticTraining:
         compact[taken : taken + steps] = places
         return rows_of(summary, seen), compact
 
-    def _loss(self, learner: Learner, summary: Tensors, rows: Tensor | EndlessRows | None) -> InnerLoss:
+    def _loss(
+        self, learner: Learner, summary: Tensors, rows: Tensor | EndlessRows | None
+    ) -> InnerLoss:
         names = tuple(summary)
 
         def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
             tensors = dict(zip(names, inputs, strict=True))
-            read = slice(None) if rows is None else self._read(rows, step).to(device_of(tensors), non_blocking=True)
+            read = (
+                slice(None)
+                if rows is None
+                else self._read(rows, step).to(device_of(tensors), non_blocking=True)
+            )
             return learner.soft_loss(params, *batch_of(tensors, read, self.tau, self.teacher))
 
         return loss
 
     def _read(self, rows: Tensor | EndlessRows, step: int) -> Tensor:
         """What a step reads: numbers of rows, or made rows themselves."""
-        return row_of_step(rows, step) if isinstance(rows, Tensor) else rows.rows((step - 1) * self.batch_size, self.batch_size)
+        return (
+            row_of_step(rows, step)
+            if isinstance(rows, Tensor)
+            else rows.rows((step - 1) * self.batch_size, self.batch_size)
+        )
 
 
 WORTH = 0.5
-"""The largest share of the rows for which it pays to leave out the others: each step writes the rows into a copy of the embedding."""
+"""The largest share of the rows for which it pays to leave out the others: each step writes the
+rows into a copy of the embedding.
+"""
 
 
 @torch.inference_mode(False)  # rows are saved for a backward pass
 def only_seen_rows(
     learner: Learner, summary: Tensors, start: Parameters, optimizer: InnerOptimizer
 ) -> tuple[Parameters, Callable[[Parameters], Parameters] | None]:
-    """The parameters of an inner loop that trains only those rows of the input embedding that the summary's ids look up.
+    """The parameters of an inner loop that trains only those rows of the input embedding that the
+    summary's ids look up.
 
-    The others have no gradient in any step, and an optimizer without weight decay leaves them as they are. So no step has to update,
-    differentiate or keep them; parameters and gradients are those of the whole training, bit for bit. At GPT-2's vocabulary that is 30 % of the
-    memory of a model with a head of its own (docs/scale.md).
+    The others have no gradient in any step, and an optimizer without weight decay leaves them as
+    they are. So no step has to update, differentiate or keep them; parameters and gradients are
+    those of the whole training, bit for bit. At GPT-2's vocabulary that is 30 % of the memory of a
+    model with a head of its own (docs/scale.md).
 
     Returns:
-        The parameters, and a function that puts the rows back among the others; None where all rows have to train.
+        The parameters, and a function that puts the rows back among the others; None where all rows
+        have to train.
     """
     ids = summary.get("input_ids")
     if ids is None or not optimizer.keeps_unused:
@@ -185,22 +256,27 @@ def only_seen_rows(
     if is_constant(start[name]) or any(x.requires_grad for x in start.values()):
         return start, None
     table = start[name].detach().clone()  # the caller may change it meanwhile
-    return {**start, name: table[rows]}, lambda params: {**params, name: table.index_copy(0, rows, params[name])}
+    return {**start, name: table[rows]}, lambda params: {
+        **params,
+        name: table.index_copy(0, rows, params[name]),
+    }
 
 
-# -- students -------------------------------------------------------------------------------------------------------
+# -- students --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Students:
-    """Trains students from scratch, on a summary or on real data in the same way. `FarziTrainer.evaluate` and the rows of a report both use it.
+    """Trains students from scratch, on a summary or on real data in the same way.
+    `FarziTrainer.evaluate` and the rows of a report both use it.
 
     Args:
         learner: the students' model, as pure functions.
         farzi: the summary.
         training: the inner loop. Its optimizer also trains the students on real data.
         steps: T.
-        seed: of the distillation; a student's fresh weights and minibatches depend on it, and on the student's number.
+        seed: of the distillation; a student's fresh weights and minibatches depend on it, and on
+            the student's number.
         device: of all tensors.
         quiet: whether progress bars are hidden.
     """
@@ -218,30 +294,58 @@ class Students:
         """θ_T of student `index` of the summary as it is now."""
         seed = derive(self.seed, Purpose.EVALUATION_STUDENT, index)
         start = self.learner.initial_parameters(seed, self.device)
-        return self.training(self.learner, self.farzi.tensors, start=start, steps=self.steps, seed=seed)
+        return self.training(
+            self.learner, self.farzi.tensors, start=start, steps=self.steps, seed=seed
+        )
 
     @torch.no_grad()
     def on_summary_each(self, count: int) -> Iterator[Parameters]:
-        """θ_T of the students 0 … `count` − 1. As many train as one as the table of devices says; on a CPU, none."""
-        own, training, config = list(self.learner.model.parameters()), self.training, self.farzi.config
-        logits = (training.batch_size or config.num_sequences) * config.sequence_length * self.learner.vocab_size
-        most = min(portions(own[0]).learners, portions(own[0]).block // max(logits, sum(x.numel() for x in own)))
-        alone = training.torch_compile or training.optimizer.of_stacks() is None or not all(x.requires_grad for x in own)
+        """θ_T of the students 0 … `count` − 1. As many train as one as the table of devices says;
+        on a CPU, none.
+        """
+        own, training, config = (
+            list(self.learner.model.parameters()),
+            self.training,
+            self.farzi.config,
+        )
+        logits = (
+            (training.batch_size or config.num_sequences)
+            * config.sequence_length
+            * self.learner.vocab_size
+        )
+        most = min(
+            portions(own[0]).learners,
+            portions(own[0]).block // max(logits, sum(x.numel() for x in own)),
+        )
+        alone = (
+            training.torch_compile
+            or training.optimizer.of_stacks() is None
+            or not all(x.requires_grad for x in own)
+        )
         size = 1 if alone else max(1, most)
         for some in (range(first, min(first + size, count)) for first in range(0, count, size)):
             yield from self._together(some) if len(some) > 1 else map(self.on_summary, some)
 
     def _together(self, numbers: range) -> Iterable[Parameters]:
-        """These students, trained as one by `torch.vmap`: the same up to rounding. A step of all has the launches of one."""
+        """These students, trained as one by `torch.vmap`: the same up to rounding. A step of all
+        has the launches of one.
+        """
         learner, training, tensors = self.learner, self.training, self.farzi.tensors
         seeds = [derive(self.seed, Purpose.EVALUATION_STUDENT, index) for index in numbers]
         starts = [learner.initial_parameters(seed, self.device) for seed in seeds]
-        all_rows = torch.arange(self.farzi.config.num_sequences, device=self.device).expand(self.steps, -1)
-        rows = [all_rows if (some := training._minibatches(tensors, self.steps, seed)) is None else some for seed in seeds]
+        all_rows = torch.arange(self.farzi.config.num_sequences, device=self.device).expand(
+            self.steps, -1
+        )
+        rows = [
+            all_rows if (some := training._minibatches(tensors, self.steps, seed)) is None else some
+            for seed in seeds
+        ]
 
         def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
             read = torch.stack([training._read(each, step) for each in rows])
-            each = lambda own, read: learner.soft_loss(own, *batch_of(tensors, read, training.tau, training.teacher))  # noqa: E731
+            each = lambda own, read: learner.soft_loss(  # noqa: E731
+                own, *batch_of(tensors, read, training.tau, training.teacher)
+            )
             return torch.vmap(each)(params, read.to(self.device, non_blocking=True)).sum()
 
         start = {name: torch.stack([each[name] for each in starts]) for name in starts[0]}
@@ -249,22 +353,38 @@ class Students:
         try:
             theta = train(loss, start, (), optimizer=optimizer, steps=self.steps).params
         except RuntimeError as error:  # of torch.vmap, or out of memory
-            logging.getLogger(__name__).warning("Students train one after the other, not together: %s", reason(error))
+            logging.getLogger(__name__).warning(
+                "Students train one after the other, not together: %s", reason(error)
+            )
             return map(self.on_summary, numbers)
         return [{name: x[k] for name, x in theta.items()} for k in range(len(seeds))]
 
     def on_real(self, data: RealData, batch_size: int, steps: int, seed: int) -> Parameters:
-        """θ after `steps` steps of the inner optimizer on real data, `batch_size` sequences each."""
+        """θ after `steps` steps of the inner optimizer on real data, `batch_size`
+        sequences each.
+        """
         learner, loss = self.learner, real_loss(self.learner, data, batch_size, steps, seed)
-        start, optimizer = learner.initial_parameters(seed, self.device), self.training.optimizer_for(learner, steps)
-        return train(lambda params, _, step: loss(params, step), start, (), optimizer=optimizer, steps=steps).params
+        start, optimizer = (
+            learner.initial_parameters(seed, self.device),
+            self.training.optimizer_for(learner, steps),
+        )
+        return train(
+            lambda params, _, step: loss(params, step), start, (), optimizer=optimizer, steps=steps
+        ).params
 
-    def evaluated(self, count: int, measure: Callable[[int, Parameters], dict[str, float]]) -> dict[str, float]:
-        """Mean and standard deviation (`…_std`) of the metrics `measure(i, θ_T)` of students 0 … `count` − 1.
+    def evaluated(
+        self, count: int, measure: Callable[[int, Parameters], dict[str, float]]
+    ) -> dict[str, float]:
+        """Mean and standard deviation (`…_std`) of the metrics `measure(i, θ_T)` of students 0 …
+        `count` − 1.
 
         Several processes share the training, and each measures all students.
         """
         like = partial(self.learner.initial_parameters, 0, self.device)
-        students = self.on_summary_each(count) if world()[1] == 1 else shared(count, self.on_summary, like)
-        shown = tqdm(students, "Students", count, disable=self.quiet, leave=False, dynamic_ncols=True)
+        students = (
+            self.on_summary_each(count) if world()[1] == 1 else shared(count, self.on_summary, like)
+        )
+        shown = tqdm(
+            students, "Students", count, disable=self.quiet, leave=False, dynamic_ncols=True
+        )
         return mean_and_spread([measure(i, theta) for i, theta in enumerate(shown)])

@@ -1,9 +1,11 @@
-"""Activation checkpointing inside an inner step: of each layer only the inputs are kept, also for the second derivative.
+"""Activation checkpointing inside an inner step: of each layer only the inputs are kept, also for
+the second derivative.
 
-A step of the inner loop is differentiated twice. `torch.utils.checkpoint` recomputes a layer for its first derivative, and under
-`create_graph=True` it would keep the layer's whole graph for the second one, or lose it. Here the first derivative is a function of its
-own, which keeps no graph either: it computes the layer again when it is differentiated. So one layer's graph is in memory at a time.
-A step with its derivatives then runs each layer five times in place of two.
+A step of the inner loop is differentiated twice. `torch.utils.checkpoint` recomputes a layer for
+its first derivative, and under `create_graph=True` it would keep the layer's whole graph for the
+second one, or lose it. Here the first derivative is a function of its own, which keeps no graph
+either: it computes the layer again when it is differentiated. So one layer's graph is in memory at
+a time. A step with its derivatives then runs each layer five times in place of two.
 """
 
 from collections.abc import Callable
@@ -22,8 +24,8 @@ Run = Callable[..., tuple[Tensor, ...]]
 
 
 def keep_inputs_of_layers(model: nn.Module) -> None:
-    """Makes each layer of the model keep its inputs only. Layers are the members of the outermost `nn.ModuleList`s. Raises ValueError if the model
-    has no `nn.ModuleList`.
+    """Makes each layer of the model keep its inputs only. Layers are the members of the outermost
+    `nn.ModuleList`s. Raises ValueError if the model has no `nn.ModuleList`.
     """
 
     def layers(module: nn.Module) -> list[nn.Module]:
@@ -32,7 +34,9 @@ def keep_inputs_of_layers(model: nn.Module) -> None:
         return [layer for child in module.children() for layer in layers(child)]
 
     if not (found := layers(model)):
-        raise ValueError(f"checkpoint_layers=True, but {type(model).__name__} has no nn.ModuleList; leave it out")
+        raise ValueError(
+            f"checkpoint_layers=True, but {type(model).__name__} has no nn.ModuleList; leave it out"
+        )
     for layer in found:
         layer.forward = partial(_recomputed, _Plain(layer))
 
@@ -58,7 +62,10 @@ def _recomputed(plain: _Plain, *args: Any, **kwargs: Any) -> Any:
     device = next(x.device.type for x in leaves if isinstance(x, Tensor))
     # A layer with dropout draws by a seed of its own, so that each run drops the same.
     seed = int(torch.randint(2**62, ())) if plain.layer.training else None
-    autocast = {"dtype": torch.get_autocast_dtype(device), "enabled": torch.is_autocast_enabled(device)}
+    autocast = {
+        "dtype": torch.get_autocast_dtype(device),
+        "enabled": torch.is_autocast_enabled(device),
+    }
     shapes: list[Any] = []
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -87,11 +94,15 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *dy: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *_Recomputed.apply(partial(_gradient, ctx.run, len(dy)), *dy, *ctx.saved_tensors)
+        return None, *_Recomputed.apply(
+            partial(_gradient, ctx.run, len(dy)), *dy, *ctx.saved_tensors
+        )
 
 
 def _gradient(run: Run, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """dx = dyᵀ ∂run/∂x, where the first `count` tensors are dy and the others are x. Inside another derivative, dx has a graph."""
+    """dx = dyᵀ ∂run/∂x, where the first `count` tensors are dy and the others are x. Inside another
+    derivative, dx has a graph.
+    """
     inside = torch.is_grad_enabled()
     tensors = tensors if inside else [x.detach().requires_grad_() for x in tensors]
     x = tensors[count:]

@@ -1,6 +1,8 @@
-"""A model as a pure function of its parameters: the soft loss on synthetic tokens and the hard loss on real ones.
+"""A model as a pure function of its parameters: the soft loss on synthetic tokens and the hard loss
+on real ones.
 
-Both losses go from the model's last hidden states to a number without logits in between (`farzi_hf.summary.vocabulary_sums`).
+Both losses go from the model's last hidden states to a number without logits in between
+(`farzi_hf.summary.vocabulary_sums`).
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from farzi_hf.distillation import learner_model as models
 from farzi_hf.distillation.layer_checkpoint import keep_inputs_of_layers
 from farzi_hf.distillation.learner_model import LearnerInit, Parameters
 from farzi_hf.engine.devices import portions, values_are_free
-from farzi_hf.summary.soft_tokens import HardTargets, SoftTokens, Targets, feed_soft_tokens, train_padding_row, vocabulary_size
+from farzi_hf.summary.soft_tokens import (
+    HardTargets,
+    SoftTokens,
+    Targets,
+    feed_soft_tokens,
+    train_padding_row,
+    vocabulary_size,
+)
 from farzi_hf.summary.teacher import LinearHead, evaluating, parameter_names, whole
 from farzi_hf.summary.vocabulary_sums import FEWEST, linear_cross_entropy, mean_embedding
 
@@ -28,30 +37,34 @@ class Learner:
     """Pure functions of a causal language model's parameters: the learner Φ_θ of the paper.
 
     Args:
-        learner_init: makes fresh models. It is one of three things. A function without arguments is called for each model. A config
-            stands for `AutoModelForCausalLM.from_config(config)`. A model gives its class and config, but not its weights; for a
-            pretrained start, give `lambda: Model.from_pretrained(…)`.
+        learner_init: makes fresh models. It is one of three things. A function without arguments is
+            called for each model. A config stands for `AutoModelForCausalLM.from_config(config)`. A
+            model gives its class and config, but not its weights; for a pretrained start, give
+            `lambda: Model.from_pretrained(…)`.
 
-    Only parameters with `requires_grad` train, in the inner loop as in teachers and students. The others are constants, which all
-    learners share in memory where they start equal. So a large model can train a few of its parameters, or adapters (LoRA):
+    Only parameters with `requires_grad` train, in the inner loop as in teachers and students. The
+    others are constants, which all learners share in memory where they start equal. So a large
+    model can train a few of its parameters, or adapters (LoRA):
 
         def learner_init():
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)     # all of it
             return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=8))          # or only adapters of it
 
-    A folder may hold weights in half precision, so give `dtype`: what trains must be float32 or float64, also under bf16 autocast. The
-    function reads the folder again for each learner.
+    A folder may hold weights in half precision, so give `dtype`: what trains must be float32 or
+    float64, also under bf16 autocast. The function reads the folder again for each learner.
 
-    With `checkpoint_layers`, the model keeps of each layer only the inputs, and computes it again for the first and for the second
-    derivative (`farzi_hf.distillation.layer_checkpoint`): less memory for a deep learner, more time.
+    With `checkpoint_layers`, the model keeps of each layer only the inputs, and computes it again
+    for the first and for the second derivative (`farzi_hf.distillation.layer_checkpoint`): less
+    memory for a deep learner, more time.
 
-    The model runs in evaluation mode: a summary's labels are soft, and an adjoint may run an inner step twice. Only where it trains on real data is
-    there the model's own dropout, see `hard_loss`. The model uses "eager" attention, because fused attention kernels have no second derivative.
+    The model runs in evaluation mode: a summary's labels are soft, and an adjoint may run an inner
+    step twice. Only where it trains on real data is there the model's own dropout, see `hard_loss`.
+    The model uses "eager" attention, because fused attention kernels have no second derivative.
 
     Raises:
         TypeError: `learner_init` makes no `PreTrainedModel`.
-        ValueError: the model is not causal (tried on a few tokens), has no second derivative, has nothing to train, or would train
-            in half precision.
+        ValueError: the model is not causal (tried on a few tokens), has no second derivative, has
+            nothing to train, or would train in half precision.
     """
 
     def __init__(self, learner_init: LearnerInit, *, checkpoint_layers: bool = False):
@@ -65,27 +78,34 @@ class Learner:
         self.vocab_size = vocabulary_size(self.model)
         self._embedding_names = parameter_names(self.model, self.model.get_input_embeddings())
         self._readable = 0
-        models.check_causal(self.model, lambda params, ids: self.logits(params, whole(self.model, ids)))
+        models.check_causal(
+            self.model, lambda params, ids: self.logits(params, whole(self.model, ids))
+        )
         self.head = LinearHead.of(self.model)
         """None if the logits are another function of the last hidden states than a linear one."""
 
         def loss(params: Parameters, embedded: Tensor) -> Tensor:
             states = self.states(params, {"inputs_embeds": embedded}).flatten(0, 1)
-            return self.loss_of_states(params, states, HardTargets(states.new_zeros(len(states), dtype=torch.long)))
+            return self.loss_of_states(
+                params, states, HardTargets(states.new_zeros(len(states), dtype=torch.long))
+            )
 
         models.check_twice_differentiable(self.model, loss)
 
     def initial_parameters(self, seed: int, device: torch.device | str | None = None) -> Parameters:
         """θ_0: the weights that the factory draws under `seed`. They depend on nothing else.
 
-        Parameters that do not train are `nn.Parameter`s without `requires_grad`: `unroll` takes these as constants.
+        Parameters that do not train are `nn.Parameter`s without `requires_grad`: `unroll` takes
+        these as constants.
         """
         with seeded(check_seed(seed)):
             model = self._new_model()
         params = {name: x.detach().to(device) for name, x in model.named_parameters()}
         for name in [name for name, x in model.named_parameters() if not x.requires_grad]:
             own, drawn = self.model.get_parameter(name), params[name]
-            shared = own.device == drawn.device and torch.equal(own, drawn)  # learners share its memory
+            shared = own.device == drawn.device and torch.equal(
+                own, drawn
+            )  # learners share its memory
             params[name] = own if shared else nn.Parameter(drawn, False)
         return params
 
@@ -98,13 +118,21 @@ class Learner:
         """The inverse of `without_shared`, for parameters that were read from a file."""
         own = dict(self.model.named_parameters())
         return {
-            name: x if name not in params else params[name] if x.requires_grad else nn.Parameter(params[name], False)
+            name: (
+                x
+                if name not in params
+                else params[name]
+                if x.requires_grad
+                else nn.Parameter(params[name], False)
+            )
             for name, x in own.items()
         }
 
     @cached_property
     def lookup(self) -> str | None:
-        """The name of the input embedding, if a loss depends on no other rows of it than those of the ids; None otherwise."""
+        """The name of the input embedding, if a loss depends on no other rows of it than those of
+        the ids; None otherwise.
+        """
         name = self._embedding_names.get("weight")
 
         def loss(params: Parameters, ids: Tensor) -> Tensor:
@@ -123,12 +151,15 @@ class Learner:
         self.model.to(device)
         return self
 
-    def soft_loss(self, params: Parameters, inputs: Tensor | SoftTokens, targets: SoftTokens | None = None) -> Tensor:
+    def soft_loss(
+        self, params: Parameters, inputs: Tensor | SoftTokens, targets: SoftTokens | None = None
+    ) -> Tensor:
         """L_syn(θ): mean cross-entropy in nats.
 
         Args:
             inputs: soft tokens (b, ξ, V) or ids (b, ξ).
-            targets: (b, n, V), what the first n positions predict, n ≤ ξ. By default the soft inputs, each predicted by the position before.
+            targets: (b, n, V), what the first n positions predict, n ≤ ξ. By default the soft
+                inputs, each predicted by the position before.
         """
         targets = inputs.following() if targets is None else targets
         positions = targets.shape[1]
@@ -136,14 +167,20 @@ class Learner:
         return self.loss_of_states(params, states.flatten(0, 1), targets.flat())
 
     def hard_loss(
-        self, params: Parameters, batch: Mapping[str, Tensor], weights: Tensor | None = None, dropout: int | None = None
+        self,
+        params: Parameters,
+        batch: Mapping[str, Tensor],
+        weights: Tensor | None = None,
+        dropout: int | None = None,
     ) -> Tensor:
-        """L_D(θ): mean cross-entropy in nats of a real batch: `input_ids`, `labels` and, where padded, `attention_mask`, (b, L).
+        """L_D(θ): mean cross-entropy in nats of a real batch: `input_ids`, `labels` and, where
+        padded, `attention_mask`, (b, L).
 
         Args:
-            weights: (b,), how much each sequence counts, or (b, L), each token that is predicted; the sum over positions is still divided by
-                their number. None stands for 1.
-            dropout: the seed of the masks, with the probabilities of the model's config; None drops nothing.
+            weights: (b,), how much each sequence counts, or (b, L), each token that is predicted;
+                the sum over positions is still divided by their number. None stands for 1.
+            dropout: the seed of the masks, with the probabilities of the model's config; None drops
+                nothing.
         """
         with nullcontext() if dropout is None else models.dropping(self.model, dropout):
             states = self.states(params, _arguments(batch))
@@ -151,7 +188,9 @@ class Learner:
         counted = labels != IGNORED
         if weights is not None:
             weights = weights[:, None].expand_as(counted) if weights.dim() == 1 else weights[:, 1:]
-        if not values_are_free(counted):  # all positions: no shape may depend on the number of those that count
+        if not values_are_free(
+            counted
+        ):  # all positions: no shape may depend on the number of those that count
             counts = (counted if weights is None else counted * weights).flatten()
             targets = HardTargets(labels.clamp(min=0).flatten())
             loss = self.loss_of_states(params, states.flatten(0, 1), targets, counts)
@@ -161,7 +200,9 @@ class Learner:
 
     @torch.no_grad()
     def mean_log_rank(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
-        """The mean of ln r over what a real batch predicts, where the target is the r-th of all entries. Those as likely come before it."""
+        """The mean of ln r over what a real batch predicts, where the target is the r-th of all
+        entries. Those as likely come before it.
+        """
         states, labels = self.states(params, _arguments(batch))[:, :-1], batch["labels"][:, 1:]
         counted = labels != IGNORED
         weight, bias = (None, None) if self.head is None else self.head.arguments(params)
@@ -171,15 +212,23 @@ class Learner:
             parts.append((~(z < z.gather(1, y[:, None]))).sum(1))  # NaN is not less
         return torch.cat(parts).to(states.dtype).log().mean()
 
-    def loss_of_states(self, params: Parameters, states: Tensor, targets: Targets, counts: Tensor | None = None) -> Tensor:
-        """The mean cross-entropy in nats of n positions, from their last hidden states (n, k); with counts (n,), of their products."""
+    def loss_of_states(
+        self, params: Parameters, states: Tensor, targets: Targets, counts: Tensor | None = None
+    ) -> Tensor:
+        """The mean cross-entropy in nats of n positions, from their last hidden states (n, k); with
+        counts (n,), of their products.
+        """
         weight, bias = (None, None) if self.head is None else self.head.arguments(params)
         if (entries := (states if weight is None else weight.T).shape[-1]) != self.vocab_size:
-            raise ValueError(f"learner_init: a model of {self.vocab_size} embeddings and {entries} logits")
+            raise ValueError(
+                f"learner_init: a model of {self.vocab_size} embeddings and {entries} logits"
+            )
         return linear_cross_entropy(states, weight, bias, targets, counts) / len(targets)
 
     def states(self, params: Parameters, arguments: Mapping[str, Tensor]) -> Tensor:
-        """(b, L, k), the inputs of the head; the logits (b, L, V) where there is no linear one. The arguments are those of the model."""
+        """(b, L, k), the inputs of the head; the logits (b, L, V) where there is no linear one. The
+        arguments are those of the model.
+        """
         with nullcontext() if self.head is None else self.head.left_out():
             return torch.func.functional_call(self.model, params, kwargs=dict(arguments)).logits
 
@@ -190,26 +239,37 @@ class Learner:
         return whole(self.model, mean_embedding(inputs, self.embeddings(params)), "inputs_embeds")
 
     def embeddings(self, params: Parameters) -> Tensor:
-        """(V, h): what the input embedding makes of all ids. The module itself runs, because some modules scale their output."""
+        """(V, h): what the input embedding makes of all ids. The module itself runs, because some
+        modules scale their output.
+        """
         module, own = self.model.get_input_embeddings(), self._embedding_names.items()
         ids = torch.arange(self.vocab_size, device=module.weight.device)
-        return torch.func.functional_call(module, {name: params[full] for name, full in own}, (ids,))
+        return torch.func.functional_call(
+            module, {name: params[full] for name, full in own}, (ids,)
+        )
 
     def logits(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
         """(b, L, V) logits of `input_ids`, ids (b, L) or soft tokens (b, L, V)."""
         return torch.func.functional_call(self.model, params, kwargs=_arguments(batch)).logits
 
     def readable(self, length: int) -> int:
-        """How many of `length` positions the model can read: all, unless its table of positions is shorter. In doubt, the model is run."""
+        """How many of `length` positions the model can read: all, unless its table of positions is
+        shorter. In doubt, the model is run.
+        """
         if length > self._readable:
             self._readable = models.readable_positions(self.model, length)
         return min(length, self._readable)
 
     def _new_model(self) -> PreTrainedModel:
         model = self._factory()
-        model = getattr(model, "get_base_model", lambda: model)()  # with PEFT's adapters, without its class around them
+        model = getattr(
+            model, "get_base_model", lambda: model
+        )()  # with PEFT's adapters, without its class around them
         if not isinstance(model, PreTrainedModel):
-            raise TypeError(f"learner_init returned {type(model).__name__}; return a PreTrainedModel of transformers")
+            raise TypeError(
+                f"learner_init returned {type(model).__name__}; return a PreTrainedModel of"
+                " transformers"
+            )
         model.set_attn_implementation("eager")
         return evaluating(model)
 
@@ -221,7 +281,9 @@ def is_constant(parameter: Tensor) -> bool:
 
 def leaves(params: Parameters) -> Parameters:
     """The same parameters to differentiate in: those that train are leaves of a new graph."""
-    return {name: x if is_constant(x) else x.detach().requires_grad_() for name, x in params.items()}
+    return {
+        name: x if is_constant(x) else x.detach().requires_grad_() for name, x in params.items()
+    }
 
 
 def _arguments(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

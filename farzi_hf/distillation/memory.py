@@ -1,10 +1,14 @@
-"""What a carried teacher gives away of the rows that it was trained on, beside other rows: what is common language is not memory.
+"""What a carried teacher gives away of the rows that it was trained on, beside other rows: what is
+common language is not memory.
 
-- **Copied n-grams** (McCoy et al. 2023, arXiv 2111.09509). The share of the n-grams of rows that the teacher writes that stand in training rows,
-  and the longest run of ids that is copied. In large models, runs of 50 tokens count as memory (Carlini et al. 2021, arXiv 2012.07805).
-- **Membership** (Yeom et al. 2018, arXiv 1709.01604). The area under the ROC curve of somebody who takes rows with a small loss for training rows.
+- **Copied n-grams** (McCoy et al. 2023, arXiv 2111.09509). The share of the n-grams of rows that
+  the teacher writes that stand in training rows, and the longest run of ids that is copied. In
+  large models, runs of 50 tokens count as memory (Carlini et al. 2021, arXiv 2012.07805).
+- **Membership** (Yeom et al. 2018, arXiv 1709.01604). The area under the ROC curve of somebody who
+  takes rows with a small loss for training rows.
 
-They are lower bounds. Another attack can find more, and a mean over all rows says little of a single one.
+They are lower bounds. Another attack can find more, and a mean over all rows says little of a
+single one.
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ from farzi_hf.summary.endless import WrittenRows
 
 SIZES = (8, 5, 3)  # n of the n-grams: the first of which there are enough
 HIGH_COPIED, HIGH_AUC = 0.05, 0.6
-"""What it copies more than held-out rows do, and the AUC, where canaries that were planted once begin to be known (docs/trust.md)."""
+"""What it copies more than held-out rows do, and the AUC, where canaries that were planted once
+begin to be known (docs/trust.md).
+"""
 _FEWEST = 100  # n-grams of which a share is taken: users' histories are short
 _ROWS = 1024  # that the teacher writes, and of each kind whose loss is taken
 _NUMBERS = 1 << 24  # logits that exist at the same time
@@ -44,7 +50,10 @@ class Rows:
     def each(self, numbers: np.ndarray | slice) -> list[np.ndarray]:
         """The rows with these numbers."""
         ends = np.cumsum(self.lengths)
-        return [self.ids[end - size : end] for end, size in zip(ends[numbers], self.lengths[numbers], strict=True)]
+        return [
+            self.ids[end - size : end]
+            for end, size in zip(ends[numbers], self.lengths[numbers], strict=True)
+        ]
 
     def first(self, size: int) -> Rows:
         """The first `size` ids."""
@@ -72,45 +81,64 @@ class Rows:
         return low
 
 
-def memory_of(farzi: FarziData, training: Dataset | RowStream, held_out: Dataset, seed: int = 0) -> dict[str, Any]:
+def memory_of(
+    farzi: FarziData, training: Dataset | RowStream, held_out: Dataset, seed: int = 0
+) -> dict[str, Any]:
     """Measures the teacher that a summary carries: some seconds.
 
     Args:
         farzi: with a teacher.
-        training: rows of `input_ids` that it was trained on; of more than four million ids, some of the rows.
+        training: rows of `input_ids` that it was trained on; of more than four million ids, some of
+            the rows.
         held_out: such rows that it was not trained on.
         seed: of the rows that are written and chosen.
 
     Returns:
-        For the metrics of a summary: `memory`, in words; `memory_copied`, a share of n-grams, and `…_held_out`, that of as many held-out ids;
-        `memory_auc`; and `memory_warning`, a sentence, where the teacher knows its training rows.
+        For the metrics of a summary: `memory`, in words; `memory_copied`, a share of n-grams, and
+        `…_held_out`, that of as many held-out ids; `memory_auc`; and `memory_warning`, a sentence,
+        where the teacher knows its training rows.
     """
     known = Rows(*start_sequences(training, seed))
     others = Rows(*start_sequences(random_sequences(held_out, len(held_out), seed), seed))
     some = np.random.default_rng(seed).permutation(len(known.lengths))[:_ROWS]
-    auc = membership(*(row_losses(farzi.teacher, rows) for rows in (known.each(some), others.each(slice(_ROWS)))))
+    auc = membership(
+        *(row_losses(farzi.teacher, rows) for rows in (known.each(some), others.each(slice(_ROWS))))
+    )
     ours = written_rows(farzi, seed)
     size = min(len(ours.ids), len(others.ids))
     both = ours.first(size), others.first(size)
     n = next((n for n in SIZES if min(len(rows.ngrams(n)) for rows in both) >= _FEWEST), SIZES[-1])
-    (ours, theirs), longest = (rows.copied(known, n) for rows in both), [rows.longest_copied(known) for rows in both]
+    (ours, theirs), longest = (
+        (rows.copied(known, n) for rows in both),
+        [rows.longest_copied(known) for rows in both],
+    )
     words = (
-        f"Of the {n}-grams that the teacher writes, {100 * ours:.1f} % stand in the training data; of those of as much held-out data, "
-        f"{100 * theirs:.1f} %. The longest run that it copies has {longest[0]} entries; in held-out data, {longest[1]}. Whether a row was in the "
-        f"training data can be guessed from its loss with an AUC of {auc:.2f}; chance is 0.5."
+        f"Of the {n}-grams that the teacher writes, {100 * ours:.1f} % stand in the training data;"
+        f" of those of as much held-out data, {100 * theirs:.1f} %. The longest run that it copies"
+        f" has {longest[0]} entries; in held-out data, {longest[1]}. Whether a row was in the"
+        f" training data can be guessed from its loss with an AUC of {auc:.2f}; chance is 0.5."
     )
     found = {"memory_copied": ours, "memory_copied_held_out": theirs, "memory_auc": auc}
     facts = {"memory": words, **{name: round(x, 4) for name, x in found.items()}}
-    high = {"it writes parts of them": ours - theirs >= HIGH_COPIED, "its loss tells them from others": auc >= HIGH_AUC}
+    high = {
+        "it writes parts of them": ours - theirs >= HIGH_COPIED,
+        "its loss tells them from others": auc >= HIGH_AUC,
+    }
     if not (reasons := " and ".join(reason for reason, found in high.items() if found)):
         return facts
     return {**facts, "memory_warning": f"The teacher knows rows of its training data: {reasons}."}
 
 
 def written_rows(farzi: FarziData, seed: int) -> Rows:
-    """Ids that the carried teacher writes, whatever the inputs are: rows of ξ ids, cut after each end of a text."""
+    """Ids that the carried teacher writes, whatever the inputs are: rows of ξ ids, cut after each
+    end of a text.
+    """
     shares = getattr(farzi, "frequencies", torch.ones(farzi.config.vocab_size))
-    ids = WrittenRows(farzi.teacher, shares, farzi.config.sequence_length, seed).rows(0, _ROWS).numpy()
+    ids = (
+        WrittenRows(farzi.teacher, shares, farzi.config.sequence_length, seed)
+        .rows(0, _ROWS)
+        .numpy()
+    )
     stops = np.isin(ids, getattr(farzi.teacher.config, "eos_token_id", None))
     stops[:, -1] = True
     return Rows(ids.flatten(), np.diff(np.flatnonzero(stops) + 1, prepend=0))
@@ -118,13 +146,17 @@ def written_rows(farzi: FarziData, seed: int) -> Rows:
 
 @torch.no_grad()
 def row_losses(model: PreTrainedModel, rows: Sequence[np.ndarray]) -> np.ndarray:
-    """(N,): the mean negative log-likelihood, in nats, of the ids of each row after the first one."""
+    """(N,): the mean negative log-likelihood, in nats, of the ids of each row after
+    the first one.
+    """
     losses, order = np.empty(len(rows)), np.argsort([len(row) for row in rows], kind="stable")
     numbers = len(rows) * max(map(len, rows)) * model.config.vocab_size
     for some in np.array_split(order, min(len(rows), -(-numbers // _NUMBERS))):
         ids = pad_sequence([torch.as_tensor(rows[i]) for i in some], True, -1).to(model.device)
         real = ids >= 0
-        logits = model(input_ids=ids.clamp(min=0), attention_mask=real.long()).logits[:, :-1].float()
+        logits = (
+            model(input_ids=ids.clamp(min=0), attention_mask=real.long()).logits[:, :-1].float()
+        )
         nats = nn.functional.cross_entropy(logits.mT, ids[:, 1:], ignore_index=-1, reduction="none")
         losses[some] = (nats.sum(1) / real[:, 1:].sum(1)).cpu().numpy()
     return losses

@@ -1,7 +1,7 @@
 """Training a teacher in the few bits that it will be stored in.
 
-The loss sees the rounded matrices W' (`farzi_hf.summary.teacher`), and a penalty keeps the whole numbers small, so that they need few bits once
-they are coded by their entropy:
+The loss sees the rounded matrices W' (`farzi_hf.summary.teacher`), and a penalty keeps the whole
+numbers small, so that they need few bits once they are coded by their entropy:
 
     min over W, s of   L(W') + λ · mean log(1 + |W / s|)
 
@@ -39,21 +39,41 @@ class Packing:
         steps: as many as those of the teacher, by default. 0: it is rounded and no more.
     """
 
-    penalty: float = setting(0.15, "λ of a carried teacher: the larger, the fewer bytes", name="packing_penalty")
-    steps: int | None = setting(None, "steps in few bits; by default teacher_steps", name="packing_steps", least=0)
+    penalty: float = setting(
+        0.15, "λ of a carried teacher: the larger, the fewer bytes", name="packing_penalty"
+    )
+    steps: int | None = setting(
+        None, "steps in few bits; by default teacher_steps", name="packing_steps", least=0
+    )
 
     def __call__(
-        self, farzi: FarziData, teacher: Teacher, data: RealData, training: TeacherTraining, storage: str, seed: int
+        self,
+        farzi: FarziData,
+        teacher: Teacher,
+        data: RealData,
+        training: TeacherTraining,
+        storage: str,
+        seed: int,
     ) -> Trained | None:
-        """Trains a teacher on in the bits of `storage`, and writes what is left of it into the summary that carries it. It trains on the real data,
-        as before, and stops early by held-out rows. Returns how, where steps were taken. Raises FloatingPointError if the training diverged.
+        """Trains a teacher on in the bits of `storage`, and writes what is left of it into the
+        summary that carries it. It trains on the real data, as before, and stops early by held-out
+        rows. Returns how, where steps were taken. Raises FloatingPointError if the training
+        diverged.
         """
         learner, params, trained = teacher.learner, teacher.params, None
         steps = training.steps if self.steps is None else self.steps
         if steps and (largest := getattr(STORAGES[storage], "largest", None)) is not None:
-            slower = replace(training, optimizer=replace(training.optimizer, lr=_SLOWER * training.optimizer.lr), steps=steps)
-            loss = real_loss(learner, data, training.batch_size, steps, derive(seed, Purpose.PACKING))
-            trained = self.in_few_bits(slower, loss, params, largest, data.quiet, slower.validation(learner, data))
+            slower = replace(
+                training,
+                optimizer=replace(training.optimizer, lr=_SLOWER * training.optimizer.lr),
+                steps=steps,
+            )
+            loss = real_loss(
+                learner, data, training.batch_size, steps, derive(seed, Purpose.PACKING)
+            )
+            trained = self.in_few_bits(
+                slower, loss, params, largest, data.quiet, slower.validation(learner, data)
+            )
             params = trained.params
         with torch.no_grad():
             for name, x in farzi.teacher.named_parameters():
@@ -61,10 +81,17 @@ class Packing:
         return trained
 
     def in_few_bits(
-        self, training: TeacherTraining, loss: Callable[[Parameters, int], Tensor], params: Parameters, largest: int,
-        quiet: bool, validation: Callable[[Parameters], float] | None,
-    ) -> Trained:  # fmt: skip
-        """W' after the training by L(W') + λ · mean log(1 + |W / s|). It stops early by the same on held-out rows: bytes count there too."""
+        self,
+        training: TeacherTraining,
+        loss: Callable[[Parameters, int], Tensor],
+        params: Parameters,
+        largest: int,
+        quiet: bool,
+        validation: Callable[[Parameters], float] | None,
+    ) -> Trained:
+        """W' after the training by L(W') + λ · mean log(1 + |W / s|). It stops early by the same on
+        held-out rows: bytes count there too.
+        """
 
         def penalised(found: Parameters, *step: int, of: Callable[..., Any] = loss) -> Any:
             return of(_rounded(found, largest), *step) + self.penalty * _mean_log(found, largest)
@@ -76,18 +103,28 @@ class Packing:
         start = _with_scales(params, largest)
         trained = training.run("Packing", penalised, start, quiet, validation and held_out)
         found = trained.params
-        stored = {name: x.exp().half().float().log() for name, x in found.items() if name.endswith(_LOG_SCALE)}
+        stored = {
+            name: x.exp().half().float().log()
+            for name, x in found.items()
+            if name.endswith(_LOG_SCALE)
+        }
         params = _rounded({**found, **stored}, largest)  # with the scales as they are stored
         return Trained(params, trained.steps, validation and validation(params))
 
 
 def _with_scales(params: Parameters, largest: int) -> Parameters:
-    """The parameters, and log-scales at which the whole numbers span three standard deviations of each column, and its mean."""
+    """The parameters, and log-scales at which the whole numbers span three standard deviations of
+    each column, and its mean.
+    """
     found = dict(params)
     for name, x in params.items():
         if x.dim() > 1 and not is_constant(x):
             rows = x.detach().flatten(0, -2)
-            deviation = rows.std(dim=0, correction=min(1, len(rows) - 1)).maximum(rows.mean(dim=0).abs() / 2).clamp_min(1e-8)
+            deviation = (
+                rows.std(dim=0, correction=min(1, len(rows) - 1))
+                .maximum(rows.mean(dim=0).abs() / 2)
+                .clamp_min(1e-8)
+            )
             found[name + _LOG_SCALE] = (_SPREAD * deviation / (largest + 1)).log()
     return found
 
@@ -95,8 +132,13 @@ def _with_scales(params: Parameters, largest: int) -> Parameters:
 def _rounded(params: Parameters, largest: int) -> Parameters:
     """W' of all matrices, without their scales."""
     weights = {name: x for name, x in params.items() if not name.endswith(_LOG_SCALE)}
-    scales = {name: params[name + _LOG_SCALE].exp() for name in weights if name + _LOG_SCALE in params}
-    return {**weights, **{name: rounded(weights[name], scale, largest) for name, scale in scales.items()}}
+    scales = {
+        name: params[name + _LOG_SCALE].exp() for name in weights if name + _LOG_SCALE in params
+    }
+    return {
+        **weights,
+        **{name: rounded(weights[name], scale, largest) for name, scale in scales.items()},
+    }
 
 
 def _mean_log(params: Parameters, largest: int) -> Tensor:
@@ -110,7 +152,8 @@ def _mean_log(params: Parameters, largest: int) -> Tensor:
 
 
 class Rounding:
-    """Rounds a carried teacher in each outer step as it will be stored, and passes the rounding straight through.
+    """Rounds a carried teacher in each outer step as it will be stored, and passes the rounding
+    straight through.
 
     Scales are those of the start of the run. Other summaries are left as they are.
     """
@@ -120,15 +163,25 @@ class Rounding:
         self._largest = 0
 
     def start(self, farzi: FarziData, storage: str) -> None:
-        """Takes over the scales of the teacher that `farzi` carries, unless a resumed run has brought its own."""
-        if farzi.carried is not None and (largest := getattr(STORAGES[storage], "largest", None)) is not None:
+        """Takes over the scales of the teacher that `farzi` carries, unless a resumed run has
+        brought its own.
+        """
+        if (
+            farzi.carried is not None
+            and (largest := getattr(STORAGES[storage], "largest", None)) is not None
+        ):
             self._largest = largest
-            teacher = {name: x.detach() for name, x in farzi.tensors.items() if name.startswith(TEACHER)}
+            teacher = {
+                name: x.detach() for name, x in farzi.tensors.items() if name.startswith(TEACHER)
+            }
             self.scales = self.scales or STORAGES[storage].scales(teacher)
 
     def __call__(self, tensors: Tensors) -> Tensors:
         """The tensors with W' in place of W."""
-        new = {name: rounded(tensors[name], s.to(tensors[name]), self._largest) for name, s in self.scales.items()}
+        new = {
+            name: rounded(tensors[name], s.to(tensors[name]), self._largest)
+            for name, s in self.scales.items()
+        }
         return {**tensors, **new}
 
     @torch.no_grad()

@@ -1,7 +1,8 @@
 """Processes: what their launcher asked for, and work that several of them share.
 
-In shared work each process does a part, and all get the results, as tensors over the process group. With one process, all of it is done
-here and nothing is exchanged. All processes must call these functions in the same order.
+In shared work each process does a part, and all get the results, as tensors over the process group.
+With one process, all of it is done here and nothing is exchanged. All processes must call these
+functions in the same order.
 """
 
 import os
@@ -19,27 +20,37 @@ from farzi_hf.distillation.learner import Parameters
 
 T = TypeVar("T")
 
-# -- what the launcher asked for -------------------------------------------------------------------------------------
+# -- what the launcher asked for -------------------------------------------------------------------
 
-SHARDING = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG")
+SHARDING = (
+    "ACCELERATE_USE_DEEPSPEED",
+    "ACCELERATE_USE_FSDP",
+    "ACCELERATE_USE_MEGATRON_LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG",
+)
 """Variables with which `accelerate launch` tells a program to cut its model into pieces."""
 
 
 def check_launcher() -> bool:
-    """Whether the launcher started several processes on a machine without a GPU. Trainer needs `use_cpu` then, or each process is alone. Raises
-    ValueError if the launcher asked for a model in pieces (DeepSpeed, FSDP and the like), or for a precision with loss scaling.
+    """Whether the launcher started several processes on a machine without a GPU. Trainer needs
+    `use_cpu` then, or each process is alone. Raises ValueError if the launcher asked for a model in
+    pieces (DeepSpeed, FSDP and the like), or for a precision with loss scaling.
     """
     if (precision := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) in ("fp16", "fp8"):
         raise ValueError(
-            f"ACCELERATE_MIXED_PRECISION={precision} is not supported: inner gradients underflow; launch with --mixed_precision no, or bf16"
+            f"ACCELERATE_MIXED_PRECISION={precision} is not supported: inner gradients underflow;"
+            " launch with --mixed_precision no, or bf16"
         )
     for variable in SHARDING:
         if (value := os.environ.get(variable, "false")).lower() in ("1", "true", "yes"):
-            raise ValueError(f"{variable}={value} is not supported: a summary is small; see recipes/accelerate/many_gpus.yaml")
+            raise ValueError(
+                f"{variable}={value} is not supported: a summary is small; see"
+                " recipes/accelerate/many_gpus.yaml"
+            )
     return int(os.environ.get("WORLD_SIZE", 1)) > 1 and not torch.accelerator.is_available()
 
 
-# -- shared work -----------------------------------------------------------------------------------------------------
+# -- shared work -----------------------------------------------------------------------------------
 
 
 def world() -> tuple[int, int]:
@@ -57,8 +68,8 @@ def largest(value: int) -> int:
 
 
 def agreed(work: Callable[[], T]) -> T:
-    """The result of `work()` in this process, when all processes have done theirs. Raises RuntimeError if another process failed. Without this, all
-    others would wait for it in vain.
+    """The result of `work()` in this process, when all processes have done theirs. Raises
+    RuntimeError if another process failed. Without this, all others would wait for it in vain.
     """
     failed, result = None, None
     try:
@@ -69,20 +80,30 @@ def agreed(work: Callable[[], T]) -> T:
     if failed is not None:
         raise failed
     if number:
-        raise RuntimeError(f"process {number - 1} failed in work that all processes share; its own message says why")
+        raise RuntimeError(
+            f"process {number - 1} failed in work that all processes share; its own message"
+            " says why"
+        )
     return result
 
 
 @torch.no_grad()
 def broadcast(tensors: Parameters, source: int = 0) -> None:
-    """Writes the values of one process into the tensors of all others, in place. Names, shapes and dtypes are the same in all."""
+    """Writes the values of one process into the tensors of all others, in place. Names, shapes and
+    dtypes are the same in all.
+    """
     for tensor in tensors.values() if world()[1] > 1 else ():
-        sent = tensor.detach().to(PartialState().device).contiguous()  # the process group may have another device
+        sent = (
+            tensor.detach().to(PartialState().device).contiguous()
+        )  # the process group may have another device
         tensor.copy_(accelerate.utils.broadcast(sent, source))
 
 
-def shared(count: int, train: Callable[[int], Parameters], like: Callable[[], Parameters]) -> Iterator[Parameters]:
-    """Parameters number 0 … `count` − 1, one after the other. n processes train n of them at a time, and each sends its own to all.
+def shared(
+    count: int, train: Callable[[int], Parameters], like: Callable[[], Parameters]
+) -> Iterator[Parameters]:
+    """Parameters number 0 … `count` − 1, one after the other. n processes train n of them at a
+    time, and each sends its own to all.
 
     Args:
         train: returns the parameters of one number. They depend on this number alone.
@@ -91,7 +112,11 @@ def shared(count: int, train: Callable[[int], Parameters], like: Callable[[], Pa
     rank, processes = world()
     for first in range(0, count, processes):
         number = first + rank
-        own = agreed(partial(train, number) if number < count else lambda: None) if processes > 1 else train(number)
+        own = (
+            agreed(partial(train, number) if number < count else lambda: None)
+            if processes > 1
+            else train(number)
+        )
         for source in range(min(processes, count - first)):
             params = own if source == rank else {name: x.clone() for name, x in like().items()}
             broadcast(params, source)
@@ -99,9 +124,15 @@ def shared(count: int, train: Callable[[int], Parameters], like: Callable[[], Pa
 
 
 def together(params: Parameters) -> Parameters:
-    """The same parameters. Their gradients are sums over all processes, of which each has a loss of its own; second derivatives too."""
+    """The same parameters. Their gradients are sums over all processes, of which each has a loss of
+    its own; second derivatives too.
+    """
     trained = {name: x for name, x in params.items() if x.requires_grad and world()[1] > 1}
-    return {**params, **dict(zip(trained, _Together.apply(False, *trained.values()), strict=True))} if trained else params
+    return (
+        {**params, **dict(zip(trained, _Together.apply(False, *trained.values()), strict=True))}
+        if trained
+        else params
+    )
 
 
 class _Together(Function):

@@ -1,4 +1,6 @@
-"""Real rows: cut as a task cuts them, checked for the learner, and trained on by teachers, students and Ω. Errors name the argument."""
+"""Real rows: cut as a task cuts them, checked for the learner, and trained on by teachers, students
+and Ω. Errors name the argument.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ EvaluationSets = Dataset | Mapping[str, Dataset] | None
 T = TypeVar("T")
 _TOGETHER = 64  # held-out rows that a model reads at once
 
-# -- the rows of a trainer -------------------------------------------------------------------------------------------
+# -- the rows of a trainer -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -50,18 +52,32 @@ class RealRows:
     collator: Callable
     length: int
 
-    def training(self, dataset: Dataset | IterableDataset | None, args: FarziConfig) -> Dataset | RowStream | None:
-        """The rows to train on; None stays None. A stream is cut and checked while it is read, and sets `accelerator_config.dispatch_batches` of
-        `args` to False: each process reads its own rows. Raises ValueError if rows cannot be used; or the epochs of a stream are to be counted.
+    def training(
+        self, dataset: Dataset | IterableDataset | None, args: FarziConfig
+    ) -> Dataset | RowStream | None:
+        """The rows to train on; None stays None. A stream is cut and checked while it is read, and
+        sets `accelerator_config.dispatch_batches` of `args` to False: each process reads its own
+        rows. Raises ValueError if rows cannot be used; or the epochs of a stream are to be counted.
         """
         if not isinstance(dataset, IterableDataset):
-            return None if dataset is None else self._checked("train_dataset", self.task.training_rows, dataset)
+            return (
+                None
+                if dataset is None
+                else self._checked("train_dataset", self.task.training_rows, dataset)
+            )
         if args.max_steps < 0:
             raise ValueError(
-                f"train_dataset is a stream, of which num_train_epochs={args.num_train_epochs} cannot be counted: give max_steps alone"
+                f"train_dataset is a stream, of which num_train_epochs={args.num_train_epochs}"
+                " cannot be counted: give max_steps alone"
             )
         args.accelerator_config.dispatch_batches = False
-        return run_check("train_dataset", RowStream, dataset, self._prepared, args.train_batch_size * args.world_size)
+        return run_check(
+            "train_dataset",
+            RowStream,
+            dataset,
+            self._prepared,
+            args.train_batch_size * args.world_size,
+        )
 
     def _prepared(self, some: Dataset) -> Dataset:
         rows = self.task.training_rows(some, self.length)
@@ -70,24 +86,42 @@ class RealRows:
         return rows
 
     def evaluation(self, given: EvaluationSets) -> Dataset | dict[str, Dataset] | None:
-        """The rows to evaluate on, of one set or by name; None stays None. Raises ValueError if a set cannot be used, or the dict is empty."""
+        """The rows to evaluate on, of one set or by name; None stays None. Raises ValueError if a
+        set cannot be used, or the dict is empty.
+        """
         if given is None or not isinstance(given, Mapping):
-            return None if given is None else self._checked("eval_dataset", self.task.evaluation_rows, given)
+            return (
+                None
+                if given is None
+                else self._checked("eval_dataset", self.task.evaluation_rows, given)
+            )
         if not given:
             raise ValueError("eval_dataset is a dict without data sets: give at least one, or None")
         rows = self.task.evaluation_rows
-        return {name: self._checked(f"eval_dataset[{name!r}]", rows, dataset) for name, dataset in given.items()}
+        return {
+            name: self._checked(f"eval_dataset[{name!r}]", rows, dataset)
+            for name, dataset in given.items()
+        }
 
     def evaluated(self, given: EvaluationSets, own: EvaluationSets) -> dict[str, Dataset]:
-        """The rows of one evaluation, by what is added to the prefix of their metrics: nothing, or `_NAME` where there are several sets. `given` are
-        those of `evaluate()`, `own` the trainer's, which are checked, and taken where `given` is None. A ValueError if there are none."""
+        """The rows of one evaluation, by what is added to the prefix of their metrics: nothing, or
+        `_NAME` where there are several sets. `given` are those of `evaluate()`, `own` the
+        trainer's, which are checked, and taken where `given` is None. A ValueError if there are
+        none.
+        """
         rows = own if given is None else self.evaluation(given)
         if rows is None:
             raise ValueError("eval_dataset is None; give one to evaluate() or to FarziTrainer")
-        return {f"_{name}": x for name, x in rows.items()} if isinstance(rows, Mapping) else {"": rows}
+        return (
+            {f"_{name}": x for name, x in rows.items()} if isinstance(rows, Mapping) else {"": rows}
+        )
 
-    def _checked(self, argument: str, cut: Callable[[Dataset, int], Dataset], dataset: Dataset) -> Dataset:
-        if "input_ids" in getattr(dataset, "column_names", ["input_ids"]):  # of the user's rows, before they are cut
+    def _checked(
+        self, argument: str, cut: Callable[[Dataset, int], Dataset], dataset: Dataset
+    ) -> Dataset:
+        if "input_ids" in getattr(
+            dataset, "column_names", ["input_ids"]
+        ):  # of the user's rows, before they are cut
             run_check(argument, check_ids, dataset, self.learner.vocab_size)
         rows = run_check(argument, cut, dataset, self.length)
         run_check(argument, check_rows, rows, self.learner, self.collator)
@@ -95,19 +129,20 @@ class RealRows:
         return rows if rows.format["type"] == "custom" else rows.with_format(None)
 
 
-# -- checks ----------------------------------------------------------------------------------------------------------
+# -- checks ----------------------------------------------------------------------------------------
 
 
 def check_rows(dataset: Dataset, learner: Learner, data_collator: Callable) -> None:
-    """Raise one clear ValueError unless the learner can read every row and has something to predict in it. Beside `input_ids`, rows may have
-    `attention_mask` and `labels`, with the same lengths.
+    """Raise one clear ValueError unless the learner can read every row and has something to predict
+    in it. Beside `input_ids`, rows may have `attention_mask` and `labels`, with the same lengths.
     """
     check_sequences(dataset, learner.vocab_size)
     ids, lengths = stored_sequences(dataset)
     longest = int(lengths.argmax())
     if (limit := learner.readable(int(lengths[longest]))) < lengths[longest]:
         raise ValueError(
-            f"dataset['input_ids'][{longest}] has {lengths[longest]} ids, but the learner reads {limit} at most: tokenize(max_length={limit})"
+            f"dataset['input_ids'][{longest}] has {lengths[longest]} ids, but the learner reads"
+            f" {limit} at most: tokenize(max_length={limit})"
         )
     padding_id = getattr(data_collator, "padding_id", None)
     predicted = np.ones_like(ids, dtype=bool) if padding_id is None else ids != padding_id
@@ -121,13 +156,15 @@ def check_rows(dataset: Dataset, learner: Learner, data_collator: Callable) -> N
         if begins.any():
             row = int(np.searchsorted(starts, begins.argmax(), side="right")) - 1
             raise ValueError(
-                f"dataset['attention_mask'][{row}] has 0 before 1: pad on the right (tokenizer.padding_side = 'right'), or not at all"
+                f"dataset['attention_mask'][{row}] has 0 before 1: pad on the right"
+                " (tokenizer.padding_side = 'right'), or not at all"
             )
         predicted &= read
     predicted[starts] = False  # nothing stands before the first id of a row, so it is not predicted
     if len(empty := np.flatnonzero(~np.logical_or.reduceat(predicted, starts))):
         raise ValueError(
-            f"dataset[{int(empty[0])}] has nothing to predict after its first id ({len(empty)} rows are like it): filter such rows out"
+            f"dataset[{int(empty[0])}] has nothing to predict after its first id ({len(empty)} rows"
+            " are like it): filter such rows out"
         )
 
 
@@ -135,19 +172,24 @@ def _beside(dataset: Dataset, column: str, lengths: np.ndarray) -> np.ndarray:
     values, sizes = stored_sequences(dataset, column)
     if (other := sizes != lengths).any():
         row = int(other.argmax())
-        raise ValueError(f"dataset[{column!r}][{row}] has {sizes[row]} values beside {lengths[row]} ids: give as many")
+        raise ValueError(
+            f"dataset[{column!r}][{row}] has {sizes[row]} values beside {lengths[row]} ids: give as"
+            " many"
+        )
     return values
 
 
 def run_check(name: str, check: Callable[..., T], *args: Any) -> T:
-    """Returns `check(*args)`. A ValueError of the check is raised again, with the name of our argument in front."""
+    """Returns `check(*args)`. A ValueError of the check is raised again, with the name of our
+    argument in front.
+    """
     try:
         return check(*args)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
 
-# -- training on them ------------------------------------------------------------------------------------------------
+# -- training on them ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -155,13 +197,15 @@ class RealData:
     """The real data, and what is needed to train on them.
 
     Args:
-        dataset: real sequences, in the column `input_ids`, with `attention_mask` and `labels` where there are any; or a stream of them.
+        dataset: real sequences, in the column `input_ids`, with `attention_mask` and `labels` where
+            there are any; or a stream of them.
         collator: makes a batch of rows.
         device: of the learner.
         quiet: whether no progress is shown.
         held_out: rows for validation, on which teachers stop early.
-        ranked: whether the order of the predictions is all that counts. Then the mean ln r of the targets, which are r-th of all entries, is in
-            the place of the loss on held-out rows. A model that has become too sure of itself may still rank better than before.
+        ranked: whether the order of the predictions is all that counts. Then the mean ln r of the
+            targets, which are r-th of all entries, is in the place of the loss on held-out rows. A
+            model that has become too sure of itself may still rank better than before.
     """
 
     dataset: Dataset | RowStream
@@ -174,7 +218,9 @@ class RealData:
     @cached_property
     def _columns(self) -> Dataset:
         """What a loss depends on, without the user's other columns."""
-        return self.dataset.select_columns([name for name in SEQUENCE_COLUMNS if name in self.dataset.column_names])
+        return self.dataset.select_columns(
+            [name for name in SEQUENCE_COLUMNS if name in self.dataset.column_names]
+        )
 
     def rows(self, numbers: Any = slice(None)) -> list[dict[str, Any]]:
         """The rows with these numbers; all by default."""
@@ -182,7 +228,9 @@ class RealData:
 
     def batch(self, rows: list[dict[str, Any]]) -> Mapping[str, Tensor]:
         """A batch on the device."""
-        return {name: x.to(self.device, non_blocking=True) for name, x in self.collator(rows).items()}
+        return {
+            name: x.to(self.device, non_blocking=True) for name, x in self.collator(rows).items()
+        }
 
 
 RealBatches = Callable[[int], Mapping[str, Tensor]]
@@ -190,9 +238,11 @@ RealBatches = Callable[[int], Mapping[str, Tensor]]
 
 
 def real_batches(data: RealData, batch_size: int, steps: int, seed: int) -> RealBatches:
-    """The minibatches of `steps` steps, a function of `seed`. A batch larger than the data set takes all rows.
+    """The minibatches of `steps` steps, a function of `seed`. A batch larger than the data set
+    takes all rows.
 
-    A stream is shuffled with the seed, and read forward: ask for step 1, then for step 2, and so on.
+    A stream is shuffled with the seed, and read forward: ask for step 1, then for step 2, and so
+    on.
     """
     if isinstance(data.dataset, RowStream):
         rows = data.dataset.shuffled(seed)
@@ -202,30 +252,50 @@ def real_batches(data: RealData, batch_size: int, steps: int, seed: int) -> Real
 
 
 def train_on(
-    loss: Callable[[Parameters, int], Tensor], optimizer: InnerOptimizer, start: Parameters | TrainingState, *,
-    steps: int, every: int,
-) -> Iterator[TrainingState]:  # fmt: skip
-    """Trains by `loss(θ, step)` and yields the state after every `every` steps and at the end. A training can go on from such a state. Raises
-    FloatingPointError if the training diverged.
+    loss: Callable[[Parameters, int], Tensor],
+    optimizer: InnerOptimizer,
+    start: Parameters | TrainingState,
+    *,
+    steps: int,
+    every: int,
+) -> Iterator[TrainingState]:
+    """Trains by `loss(θ, step)` and yields the state after every `every` steps and at the end. A
+    training can go on from such a state. Raises FloatingPointError if the training diverged.
     """
     state: Parameters | TrainingState = start
     for first in range(0, steps, every):
         some = min(every, steps - first)
-        state = train(lambda params, inputs, step: loss(params, step), state, (), optimizer=optimizer, steps=some)
+        state = train(
+            lambda params, inputs, step: loss(params, step),
+            state,
+            (),
+            optimizer=optimizer,
+            steps=some,
+        )
         if not all(torch.isfinite(x).all() for x in weights(state.states)):
-            raise FloatingPointError(f"training on real data diverged within {state.step} steps; lower the rate")
+            raise FloatingPointError(
+                f"training on real data diverged within {state.step} steps; lower the rate"
+            )
         yield state
 
 
-def real_loss(learner: Learner, data: RealData, batch_size: int, steps: int, seed: int) -> Callable[[Parameters, int], Tensor]:
-    """`loss(θ, step)` on the `real_batches` of these arguments, with the learner's dropout: masks are a function of seed and step."""
+def real_loss(
+    learner: Learner, data: RealData, batch_size: int, steps: int, seed: int
+) -> Callable[[Parameters, int], Tensor]:
+    """`loss(θ, step)` on the `real_batches` of these arguments, with the learner's dropout: masks
+    are a function of seed and step.
+    """
     batches = real_batches(data, batch_size, steps, seed)
-    return lambda params, step: learner.hard_loss(params, batches(step), dropout=derive(seed, Purpose.DROPOUT, step))
+    return lambda params, step: learner.hard_loss(
+        params, batches(step), dropout=derive(seed, Purpose.DROPOUT, step)
+    )
 
 
-def validation_loss(learner: Learner, data: RealData, most: int) -> Callable[[Parameters], float] | None:
-    """The mean loss per token of θ on at most `most` of the held-out rows, spread evenly, or the mean ln r of ranked data; None where there are
-    none.
+def validation_loss(
+    learner: Learner, data: RealData, most: int
+) -> Callable[[Parameters], float] | None:
+    """The mean loss per token of θ on at most `most` of the held-out rows, spread evenly, or the
+    mean ln r of ranked data; None where there are none.
     """
     if data.held_out is None:
         return None
@@ -233,7 +303,9 @@ def validation_loss(learner: Learner, data: RealData, most: int) -> Callable[[Pa
     rows = held_out.rows(range(0, len(data.held_out), -(-len(data.held_out) // most)))
     rows = sorted(rows, key=lambda row: len(row["input_ids"]))  # little is padded
     batches = [held_out.batch(rows[i : i + _TOGETHER]) for i in range(0, len(rows), _TOGETHER)]
-    counts = torch.tensor([int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in batches], dtype=torch.float64)
+    counts = torch.tensor(
+        [int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in batches], dtype=torch.float64
+    )
 
     @torch.no_grad()
     def loss(params: Parameters) -> float:

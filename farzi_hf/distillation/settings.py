@@ -1,8 +1,10 @@
-"""Settings of variants: each variant declares its own, and `FarziConfig` has all of them. Also the checks of their values.
+"""Settings of variants: each variant declares its own, and `FarziConfig` has all of them. Also the
+checks of their values.
 
-The settings of a variant are the fields of its dataclass `Settings`, or of the variant itself, that `farzi_hf.engine.setting` has made. A
-setting may say: `help`; `name` and `start`, the name and the default in the config where they differ; `least`, of an integer; `table`, the
-variants of which it names one; `parts`, classes whose settings count where it is not None.
+The settings of a variant are the fields of its dataclass `Settings`, or of the variant itself, that
+`farzi_hf.engine.setting` has made. A setting may say: `help`; `name` and `start`, the name and the
+default in the config where they differ; `least`, of an integer; `table`, the variants of which it
+names one; `parts`, classes whose settings count where it is not None.
 """
 
 import json
@@ -26,7 +28,9 @@ class Setting:
     metadata: dict[str, Any]
     default: Any
     choices: dict[str, Mapping[str, Any] | None]
-    """The fields that decide whether it has an effect: by the variant that they name in this table; None: where they are not None."""
+    """The fields that decide whether it has an effect: by the variant that they name in this table;
+    None: where they are not None.
+    """
 
     @property
     def help(self) -> str:
@@ -36,10 +40,12 @@ class Setting:
 
 
 def with_settings(*parts: type) -> Callable[[type], type]:
-    """A class gets the settings of `parts` and of all variants that its fields can name. It becomes a dataclass afterwards.
+    """A class gets the settings of `parts` and of all variants that its fields can name. It becomes
+    a dataclass afterwards.
 
-    They follow the field that names the variant, in the order of the table. Variants may share a setting, if its default is the same.
-    `settings` of the class has a `Setting` for each field with metadata.
+    They follow the field that names the variant, in the order of the table. Variants may share a
+    setting, if its default is the same. `settings` of the class has a `Setting` for each field with
+    metadata.
     """
 
     def decorate(config: type) -> type:
@@ -49,7 +55,9 @@ def with_settings(*parts: type) -> Callable[[type], type]:
         for part in parts:
             for name, hint, own in settings_of(part):
                 _add(config, name, hint, own, {})
-        lines = "\n".join(f"        {name}: {setting.help}." for name, setting in config.settings.items())
+        lines = "\n".join(
+            f"        {name}: {setting.help}." for name, setting in config.settings.items()
+        )
         config.__doc__ = config.__doc__.replace("    Raises:", f"    Args:\n{lines}\n\n    Raises:")
         return config
 
@@ -66,24 +74,35 @@ def _add(config: type, name: str, hint: Any, declared: Any, choices: dict[str, A
     known = config.settings.get(name)
     if known is not None:
         if known.default != default:
-            raise TypeError(f"{name} has the default {known.default!r} in one variant and {default!r} in another")
+            raise TypeError(
+                f"{name} has the default {known.default!r} in one variant and {default!r} in"
+                " another"
+            )
         known.choices |= choices
         if metadata.get("help") not in known.metadata["help"]:
             known.metadata["help"] += f"; {metadata['help']}"
     else:
-        hint = hint | None if default is None and not isinstance(hint, str) else hint  # another setting decides
+        hint = (
+            hint | None if default is None and not isinstance(hint, str) else hint
+        )  # another setting decides
         known = config.settings[name] = Setting(metadata, default, choices)
         config.__annotations__[name] = hint
         table = metadata.get("table")
         for kind in [*(table or {}).values(), *metadata.get("parts", ())]:
             for its_name, its_hint, its_field in settings_of(kind):
                 _add(config, its_name, its_hint, its_field, {name: table})
-    given = {"default_factory": lambda: list(default)} if isinstance(default, list) else {"default": default}
+    given = (
+        {"default_factory": lambda: list(default)}
+        if isinstance(default, list)
+        else {"default": default}
+    )
     setattr(config, name, field(**given, metadata={"help": known.help}))
 
 
 def settings_of(kind: Any) -> Iterator[tuple[str, Any, Field]]:
-    """The settings that a variant declares: the name in the config, the type and the field of each."""
+    """The settings that a variant declares: the name in the config, the type and the
+    field of each.
+    """
     kind = getattr(kind, "Settings", kind)
     own = [each for each in fields(kind) if "help" in each.metadata] if is_dataclass(kind) else []
     hints = get_type_hints(kind) if own else {}
@@ -99,23 +118,32 @@ def made(kind: Any, config: Any, **parts: Any) -> Any:
     if not isinstance(kind, type):
         return kind
     values = {each.name: getattr(config, name) for name, _, each in settings_of(kind)}
-    return kind(**parts, **{name: tuple(x) if isinstance(x, list) else x for name, x in values.items()})
+    return kind(
+        **parts, **{name: tuple(x) if isinstance(x, list) else x for name, x in values.items()}
+    )
 
 
-# -- checks ----------------------------------------------------------------------------------------------------------
+# -- checks ----------------------------------------------------------------------------------------
 
 
 def check_settings(config: Any) -> None:
-    """Checks a config's settings of ours, whose types are right. Warns, once, of a setting that no chosen variant uses. Raises ValueError if a number
-    is too small, or a name is no entry of its table.
+    """Checks a config's settings of ours, whose types are right. Warns, once, of a setting that no
+    chosen variant uses. Raises ValueError if a number is too small, or a name is no entry of its
+    table.
     """
     for name, setting in config.settings.items():
-        value, least, table = getattr(config, name), setting.metadata.get("least"), setting.metadata.get("table")
+        value, least, table = (
+            getattr(config, name),
+            setting.metadata.get("least"),
+            setting.metadata.get("table"),
+        )
         if least is not None and value is not None and value < least:
             raise ValueError(f"{name}={value!r} is not usable; give an integer of at least {least}")
         if table is not None and value not in table:
             raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(table)}")
-        reason = None if value in (setting.default, config.defaults.get(name)) else _idle(config, name)
+        reason = (
+            None if value in (setting.default, config.defaults.get(name)) else _idle(config, name)
+        )
         if reason is not None:
             _warn_once(f"{name}={value!r} has no effect with {reason}.")
 
@@ -125,7 +153,11 @@ def _idle(config: Any, name: str) -> str | None:
     reason = None
     for choice, table in config.settings[name].choices.items():
         chosen = getattr(config, choice)
-        used = chosen is not None if table is None else name in [own for own, _, _ in settings_of(table[chosen])]
+        used = (
+            chosen is not None
+            if table is None
+            else name in [own for own, _, _ in settings_of(table[chosen])]
+        )
         reason = _idle(config, choice) or (None if used else f"{choice}={chosen!r}")
         if reason is None:
             return None
@@ -141,19 +173,24 @@ _PLAIN = {int, float, bool, str, NoneType}
 
 
 def converted(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values for fields of the dataclass `kind`, with the types of their annotations. Python itself does not check these. Raises ValueError if a
-    value has another type than its field.
+    """Values for fields of the dataclass `kind`, with the types of their annotations. Python itself
+    does not check these. Raises ValueError if a value has another type than its field.
 
-    Texts such as 1e-2 become floats and the False of `save_strategy: no` a text, because YAML reads them otherwise; NumPy's numbers become
-    Python's, and paths texts. Only annotations of plain types and of lists of them count, other fields are left out; a default is always right.
+    Texts such as 1e-2 become floats and the False of `save_strategy: no` a text, because YAML reads
+    them otherwise; NumPy's numbers become Python's, and paths texts. Only annotations of plain
+    types and of lists of them count, other fields are left out; a default is always right.
     """
     hints, found = get_type_hints(kind), {}
-    for name, default in ((each.name, each.default) for each in fields(kind) if each.name in values):
+    for name, default in (
+        (each.name, each.default) for each in fields(kind) if each.name in values
+    ):
         value, hint = values[name], hints[name]
         if value is False and name.endswith("_strategy"):
             found[name] = "no"
         kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        parts = {part for one in kinds for part in (get_args(one) if get_origin(one) is list else (one,))}
+        parts = {
+            part for one in kinds for part in (get_args(one) if get_origin(one) is list else (one,))
+        }
         if not parts <= _PLAIN and str(value).startswith("{"):
             found[name] = from_json(name, value)
         if not parts <= _PLAIN or value is default:
@@ -163,11 +200,17 @@ def converted(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, np.generic):
             value = value.item()
         if float in parts and str not in parts:
-            value = [_number(name, part) for part in value] if isinstance(value, list) else _number(name, value)
+            value = (
+                [_number(name, part) for part in value]
+                if isinstance(value, list)
+                else _number(name, value)
+            )
         if not any(_is_a(value, one) for one in kinds):
             wanted = " or ".join(str(one) if get_args(one) else one.__name__ for one in kinds)
             wanted = wanted.replace("NoneType", "None")
-            raise ValueError(f"{name}={value!r} is a {type(value).__name__}; give a value of type {wanted}")
+            raise ValueError(
+                f"{name}={value!r} is a {type(value).__name__}; give a value of type {wanted}"
+            )
         found[name] = value
     return found
 
@@ -188,9 +231,13 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _is_a(value: Any, kind: Any) -> bool:
-    """Whether `value` has the type of an annotation. Integers count as floats, and True does not count as a number."""
+    """Whether `value` has the type of an annotation. Integers count as floats, and True does not
+    count as a number.
+    """
     if get_origin(kind) is list:
-        return isinstance(value, list | tuple) and all(_is_a(part, get_args(kind)[0]) for part in value)
+        return isinstance(value, list | tuple) and all(
+            _is_a(part, get_args(kind)[0]) for part in value
+        )
     if kind in (int, float) and isinstance(value, bool):
         return False
     return isinstance(value, (int, float) if kind is float else kind)

@@ -1,8 +1,10 @@
-"""A start for labels of their own: what teachers, trained on the real data, would predict after each input.
+"""A start for labels of their own: what teachers, trained on the real data, would predict after
+each input.
 
-The last hidden states of a teacher (μ, ξ, h) times its head (h, V) are label latents times a label decoder: a summary has room for
-a teacher's labels exactly where `label_dim` is at least h, or h + 1 where the head has a bias. The mean of the logits of K teachers has
-the same form, with K h numbers; where `label_dim` is less, the closest labels of that rank are taken.
+The last hidden states of a teacher (μ, ξ, h) times its head (h, V) are label latents times a label
+decoder: a summary has room for a teacher's labels exactly where `label_dim` is at least h, or h + 1
+where the head has a bias. The mean of the logits of K teachers has the same form, with K h numbers;
+where `label_dim` is less, the closest labels of that rank are taken.
 """
 
 from __future__ import annotations
@@ -34,9 +36,11 @@ from farzi_hf.summary.store.folder import replace_file
 from farzi_hf.summary.teacher import LinearHead, factors_of_rank
 
 TEACHER_OPTIMIZERS: dict[str, Callable[..., InnerOptimizer]] = {
-    "adam": partial(InnerAdam, betas=(0.5, 0.999), eps=1e-4), "soap": partial(InnerSoap, betas=(0.7, 0.99), eps=1e-5)
-}  # fmt: skip
-"""With long memories: most entries of a large vocabulary are in few steps' rows (recipes/LOG.md)."""
+    "adam": partial(InnerAdam, betas=(0.5, 0.999), eps=1e-4),
+    "soap": partial(InnerSoap, betas=(0.7, 0.99), eps=1e-5),
+}
+"""With long memories: most entries of a large vocabulary are in few steps' rows (recipes/LOG.md).
+"""
 
 _CHUNK = 64  # sequences that a teacher reads at once
 _EVALUATIONS = 40  # of a training, on held-out rows
@@ -67,7 +71,9 @@ class Trained:
 
 @dataclass(frozen=True)
 class Teacher:
-    """A trained model, as a pure function and its parameters; `trained` is how, where this process has done it."""
+    """A trained model, as a pure function and its parameters; `trained` is how, where this process
+    has done it.
+    """
 
     learner: Learner
     params: Parameters
@@ -82,18 +88,21 @@ UntrainedTeachers = PreTrainedConfig | Sequence[PreTrainedConfig]
 
 @dataclass(frozen=True)
 class TeacherTraining:
-    """Training on real data with a learning rate that stays for half of the steps, and then falls to 0 on a straight line.
+    """Training on real data with a learning rate that stays for half of the steps, and then falls
+    to 0 on a straight line.
 
-    With held-out rows it stops early. If their loss does not fall any more while the rate stays, the training goes back to the best state so
-    far, and the rate falls from there, in as many steps as it took to get there. Its end is the result, unless the loss has risen again by
-    more than noise; else the best state of all is.
+    With held-out rows it stops early. If their loss does not fall any more while the rate stays,
+    the training goes back to the best state so far, and the rate falls from there, in as many steps
+    as it took to get there. Its end is the result, unless the loss has risen again by more than
+    noise; else the best state of all is.
 
     Args:
         optimizer: its learning rate is that of the first half.
         steps: of the whole training, if it does not stop early.
         batch_size: real sequences per step.
         count: the number of teachers.
-        kept: a file with the state of the training of the one teacher, from which it goes on; written at each evaluation.
+        kept: a file with the state of the training of the one teacher, from which it goes on;
+            written at each evaluation.
     """
 
     optimizer: InnerOptimizer
@@ -104,22 +113,36 @@ class TeacherTraining:
 
     @dataclass(frozen=True)
     class Settings:
-        teacher_steps: int = setting(2000, "most steps of a teacher; it stops early by eval_dataset", least=1)
-        teacher_optimizer: str = setting("adam", "of the teacher; soap is better for text", table=TEACHER_OPTIMIZERS)
-        teacher_learning_rate: float = setting(0.01, "of that optimizer, for half of its steps; then it falls to 0")
+        teacher_steps: int = setting(
+            2000, "most steps of a teacher; it stops early by eval_dataset", least=1
+        )
+        teacher_optimizer: str = setting(
+            "adam", "of the teacher; soap is better for text", table=TEACHER_OPTIMIZERS
+        )
+        teacher_learning_rate: float = setting(
+            0.01, "of that optimizer, for half of its steps; then it falls to 0"
+        )
         teacher_batch_size: int = setting(16, "real sequences per step of the teacher", least=1)
-        teacher_weight_decay: float = setting(0.0, "λ of the teacher; it helps where learners overfit, on items")
+        teacher_weight_decay: float = setting(
+            0.0, "λ of the teacher; it helps where learners overfit, on items"
+        )
 
     def train(self, learner: Learner, data: RealData, seed: int) -> Trained:
-        """One teacher. Its initialisation, its minibatches and its dropout depend on `seed`. Raises FloatingPointError if the training diverged."""
-        loss = real_loss(learner, data, self.batch_size, self.steps, derive(seed, Purpose.TEACHER_MINIBATCHES))
+        """One teacher. Its initialisation, its minibatches and its dropout depend on `seed`. Raises
+        FloatingPointError if the training diverged.
+        """
+        loss = real_loss(
+            learner, data, self.batch_size, self.steps, derive(seed, Purpose.TEACHER_MINIBATCHES)
+        )
         start = learner.initial_parameters(derive(seed, Purpose.TEACHER), data.device)
         # As students and the stock Trainer have it.
         own = replace(self, optimizer=self.optimizer.without_decay(learner.no_decay))
         return own.run("Teacher", loss, start, data.quiet, self.validation(learner, data))
 
     def validation(self, learner: Learner, data: RealData) -> Callable[[Parameters], float] | None:
-        """The loss on held-out rows; on so many that it takes a sixth of the time of the steps between two evaluations, or a few."""
+        """The loss on held-out rows; on so many that it takes a sixth of the time of the steps
+        between two evaluations, or a few.
+        """
         return validation_loss(learner, data, max(_FEW, self.batch_size * self._between // 2))
 
     @property
@@ -128,20 +151,36 @@ class TeacherTraining:
         return max(1, self.steps // _EVALUATIONS)
 
     def run(
-        self, name: str, loss: Callable[[Parameters, int], Tensor], start: Parameters, quiet: bool,
+        self,
+        name: str,
+        loss: Callable[[Parameters, int], Tensor],
+        start: Parameters,
+        quiet: bool,
         validation: Callable[[Parameters], float] | None = None,
-    ) -> Trained:  # fmt: skip
-        """Trains by `loss(θ, step)` from `start`, and stops early by `validation(θ)`. The progress bar is called `name`."""
+    ) -> Trained:
+        """Trains by `loss(θ, step)` from `start`, and stops early by `validation(θ)`. The progress
+        bar is called `name`.
+        """
         state: Parameters | TrainingState = start
         best: TrainingState | None = None
-        step, steps, held, lowest, before = 0, self.steps, self.steps - self.steps // 2, math.inf, math.inf
+        step, steps, held, lowest, before = (
+            0,
+            self.steps,
+            self.steps - self.steps // 2,
+            math.inf,
+            math.inf,
+        )
         error, began = math.inf, time.perf_counter()
         if self.kept is not None and self.kept.exists():
             state, best, (step, steps, held, lowest, before, error, seconds) = self._going_on(start)
             began -= seconds
-        with tqdm(None, name, steps, initial=step, disable=quiet, leave=False, dynamic_ncols=True) as bar:
+        with tqdm(
+            None, name, steps, initial=step, disable=quiet, leave=False, dynamic_ncols=True
+        ) as bar:
             while step < steps:
-                optimizer = replace(self.optimizer, lr_schedule=lr_schedule("warmup_stable_decay", steps))
+                optimizer = replace(
+                    self.optimizer, lr_schedule=lr_schedule("warmup_stable_decay", steps)
+                )
                 (state,) = train_on(loss, optimizer, state, steps=1, every=1)
                 step += 1
                 bar.update()
@@ -157,7 +196,11 @@ class TeacherTraining:
                     before = lowest
                 bar.set_postfix(validation=f"{lowest:.3f}", step=best.step, refresh=False)
                 if self.kept is not None:
-                    self._keep(state, best, (step, steps, held, lowest, before, error, time.perf_counter() - began))
+                    self._keep(
+                        state,
+                        best,
+                        (step, steps, held, lowest, before, error, time.perf_counter() - began),
+                    )
         if best is None:
             return Trained(state.params, step, None)
         if error - lowest <= _NOISE * (before - lowest):  # the last one
@@ -166,9 +209,17 @@ class TeacherTraining:
 
     def _keep(self, state: TrainingState, best: TrainingState, numbers: Sequence[float]) -> None:
         numbers = torch.tensor([best.step, *numbers], dtype=torch.float64)
-        replace_file(self.kept, partial(save_file, {**state.to_tensors("now"), **best.to_tensors("best"), "numbers": numbers}))
+        replace_file(
+            self.kept,
+            partial(
+                save_file,
+                {**state.to_tensors("now"), **best.to_tensors("best"), "numbers": numbers},
+            ),
+        )
 
-    def _going_on(self, start: Parameters) -> tuple[TrainingState, TrainingState, tuple[float, ...]]:
+    def _going_on(
+        self, start: Parameters
+    ) -> tuple[TrainingState, TrainingState, tuple[float, ...]]:
         """What `_keep` has written."""
         try:
             tensors = load_file(self.kept)
@@ -177,7 +228,9 @@ class TeacherTraining:
             best = TrainingState.of_tensors("best", tensors, start, self.optimizer, int(best))
             return now, best, (int(step), int(steps), int(held), *others)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise ValueError(f"{str(self.kept)!r} holds no training that can go on ({error!r}); remove it") from None
+            raise ValueError(
+                f"{str(self.kept)!r} holds no training that can go on ({error!r}); remove it"
+            ) from None
 
 
 def seconds_of(kept: Path) -> float:
@@ -201,12 +254,17 @@ class Labelling:
 
     @classmethod
     def by(cls, teacher: GivenTeachers | UntrainedTeachers | None, learner: Learner) -> Labelling:
-        """By trained teachers, by models of other configs that are to be trained, or (None) by learners. Raises ValueError if the teachers are none,
-        or some of them are models and others configs.
+        """By trained teachers, by models of other configs that are to be trained, or (None) by
+        learners. Raises ValueError if the teachers are none, or some of them are models and others
+        configs.
         """
         if teacher is None:
             return cls((learner,))
-        several = (teacher,) if isinstance(teacher, PreTrainedModel | PreTrainedConfig) else tuple(teacher)
+        several = (
+            (teacher,)
+            if isinstance(teacher, PreTrainedModel | PreTrainedConfig)
+            else tuple(teacher)
+        )
         configs = {isinstance(one, PreTrainedConfig) for one in several}
         if len(configs) != 1:
             names = ", ".join(type(one).__name__ for one in several) or "empty"
@@ -224,11 +282,19 @@ class Labelling:
         return Labelling(self.kinds[:1], self.given and self.given[:1])
 
     def teachers(self, data: RealData, training: TeacherTraining, seed: int) -> list[Teacher]:
-        """The teachers that were given; or of each kind as many as `training` says, each with a seed of its own. Processes share the work."""
+        """The teachers that were given; or of each kind as many as `training` says, each with a
+        seed of its own. Processes share the work.
+        """
         device = data.device
         if self.given is not None:
-            params = ({name: x.detach().to(device) for name, x in model.named_parameters()} for model in self.given)
-            return [Teacher(Learner(model).to(device), own) for model, own in zip(self.given, params, strict=True)]
+            params = (
+                {name: x.detach().to(device) for name, x in model.named_parameters()}
+                for model in self.given
+            )
+            return [
+                Teacher(Learner(model).to(device), own)
+                for model, own in zip(self.given, params, strict=True)
+            ]
         found = []
 
         def train(kind: Learner, seeds: Sequence[int], number: int) -> Parameters:
@@ -245,7 +311,8 @@ class Labelling:
         return found
 
     def __call__(self, farzi: FarziData, data: RealData, settings: Any) -> dict[str, float]:
-        """Sets the labels of a summary. Groups of tokens are those that the first teacher sees alike.
+        """Sets the labels of a summary. Groups of tokens are those that the first teacher sees
+        alike.
 
         Args:
             farzi: with labels of its own, or with room for one teacher; changed in place.
@@ -253,7 +320,8 @@ class Labelling:
             settings: a `FarziConfig`.
 
         Returns:
-            The steps and the validation loss of the first teacher, and of its training in few bits, where this process has trained it.
+            The steps and the validation loss of the first teacher, and of its training in few bits,
+            where this process has trained it.
         """
         training = settings.make_teacher_training()
         training = training if farzi.carried is None else replace(training, count=1)
@@ -270,14 +338,17 @@ class Labelling:
             learner, params = teachers[0].learner, teachers[0].params
             start(farzi, data.dataset, settings.seed, learner.embeddings(params))
         label(farzi, teachers)
-        broadcast(farzi.tensors)  # processors that differ would make labels that differ in the last bits
+        broadcast(
+            farzi.tensors
+        )  # processors that differ would make labels that differ in the last bits
         return facts
 
 
 @torch.no_grad()
 def label(farzi: FarziData, teachers: Sequence[Teacher]) -> None:
-    """Sets the labels of a summary to what teachers predict after each of its inputs: the softmax of the mean of their logits. Raises ValueError if
-    the logits of a teacher are not a linear function of its last hidden states, or it has another vocabulary.
+    """Sets the labels of a summary to what teachers predict after each of its inputs: the softmax
+    of the mean of their logits. Raises ValueError if the logits of a teacher are not a linear
+    function of its last hidden states, or it has another vocabulary.
 
     Args:
         farzi: with labels of its own; changed in place.
@@ -289,8 +360,11 @@ def label(farzi: FarziData, teachers: Sequence[Teacher]) -> None:
     latents, decoder = factors_of_rank(states, weight, min(farzi.config.label_dim, len(weight)))
     missing = farzi.config.label_dim - len(decoder)
     farzi.label_latents.copy_(nn.functional.pad(latents, (0, missing)).view_as(farzi.label_latents))
-    # Dimensions to spare: their latents are 0, so labels stay; their decoder is not, so that latents have a gradient.
-    spare = torch.randn(missing, decoder.shape[1], generator=torch.Generator().manual_seed(0)).to(decoder)
+    # Dimensions to spare: their latents are 0, so labels stay; their decoder is not, so that
+    # latents have a gradient.
+    spare = torch.randn(missing, decoder.shape[1], generator=torch.Generator().manual_seed(0)).to(
+        decoder
+    )
     farzi.label_decoder.copy_(torch.cat([decoder, spare * farzi.config.latent_std]))
 
 
@@ -299,7 +373,8 @@ def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:
     learner, params = teacher.learner, teacher.params
     if learner.vocab_size != farzi.config.vocab_size:
         raise ValueError(
-            f"teacher: it has a vocabulary of {learner.vocab_size} entries, the summary one of {farzi.config.vocab_size}; give one with the same"
+            f"teacher: it has a vocabulary of {learner.vocab_size} entries, the summary one of"
+            f" {farzi.config.vocab_size}; give one with the same"
         )
     head, states = linear_head(learner), []
     for first in range(0, farzi.config.num_sequences, _CHUNK):
@@ -309,9 +384,11 @@ def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:
 
 
 def linear_head(learner: Learner) -> LinearHead:
-    """The head of a model that is to label. Its `width` is the `label_dim` with which labels hold all that the model predicts. Raises ValueError if
-    the model has no linear head.
+    """The head of a model that is to label. Its `width` is the `label_dim` with which labels hold
+    all that the model predicts. Raises ValueError if the model has no linear head.
     """
     if learner.head is None:
-        raise ValueError(f"teacher: a {type(learner.model).__name__} has no linear head; give another")
+        raise ValueError(
+            f"teacher: a {type(learner.model).__name__} has no linear head; give another"
+        )
     return learner.head

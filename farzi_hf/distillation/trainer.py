@@ -1,7 +1,7 @@
 """FarziTrainer: a `transformers.Trainer` whose trained model is the summary.
 
-It holds its parts: the `Run` in its folder, `Students` that measure the summary, the rows, the labels' source and the callbacks. Its methods
-are those of Trainer that differ here.
+It holds its parts: the `Run` in its folder, `Students` that measure the summary, the rows, the
+labels' source and the callbacks. Its methods are those of Trainer that differ here.
 """
 
 import logging
@@ -52,62 +52,93 @@ _SPEED = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_prepar
 class FarziTrainer(Trainer):
     """Distils `train_dataset` into a `FarziData`, which is the Trainer's `model`.
 
-    Each outer step trains a fresh learner for T steps on the summary and computes its loss on a batch of real sequences. The
-    exact gradient of this loss through the training updates latents and decoder (equation 2 of the paper). All random numbers of
-    a step are functions of (seed, global step, process). A run that resumes from a checkpoint therefore equals an uninterrupted
-    run, bit for bit, and so does its log, except for times. n processes equal one process that accumulates n batches per step. A run goes on
-    with the settings that it began with; with others, begin a new run that goes on from a summary: `farzi_data`.
+    Each outer step trains a fresh learner for T steps on the summary and computes its loss on a
+    batch of real sequences. The exact gradient of this loss through the training updates latents
+    and decoder (equation 2 of the paper). All random numbers of a step are functions of (seed,
+    global step, process). A run that resumes from a checkpoint therefore equals an uninterrupted
+    run, bit for bit, and so does its log, except for times. n processes equal one process that
+    accumulates n batches per step. A run goes on with the settings that it began with; with others,
+    begin a new run that goes on from a summary: `farzi_data`.
 
-    The log has the Trainer's own figures and these: `loss`, the mean of the outer losses (for one that is not finite, Trainer adds the mean
-    of those before it; NaN if all are); `grad_norm`, the norm of the meta-gradient before clipping; `non_finite_steps`; `seconds_per_step`,
-    of losses and meta-gradients; `peak_memory_gib`; and, in an entry of its own, `start_seconds`, the time of teachers, with their
-    `teacher_steps_taken` and `teacher_validation`, the loss on `eval_dataset` in nats per token, by which they stop early.
+    The log has the Trainer's own figures and these: `loss`, the mean of the outer losses (for one
+    that is not finite, Trainer adds the mean of those before it; NaN if all are); `grad_norm`, the
+    norm of the meta-gradient before clipping; `non_finite_steps`; `seconds_per_step`, of losses and
+    meta-gradients; `peak_memory_gib`; and, in an entry of its own, `start_seconds`, the time of
+    teachers, with their `teacher_steps_taken` and `teacher_validation`, the loss on `eval_dataset`
+    in nats per token, by which they stop early.
 
     Args:
-        learner_init: the learner: a function that returns a freshly initialised model, a config, or a model (only its class
-            and config are used, not its weights). See `farzi_hf.Learner`.
+        learner_init: the learner: a function that returns a freshly initialised model, a config, or
+            a model (only its class and config are used, not its weights). See `farzi_hf.Learner`.
         args: a `FarziConfig`.
-        train_dataset: a `datasets.Dataset` with `input_ids`: lists of token ids with BOS and EOS, or of items; or with `text`, of which the
-            tokenizer makes them. Or an `IterableDataset`,
-            which is read in its order again and again (see `RowStream`); teachers shuffle it. Its first 4 million ids make the start.
-        eval_dataset: one `Dataset` of such rows, or several by name, whose metrics are called `eval_NAME_…`.
-        processing_class: the tokenizer; it is saved with the summary. This is short for `task=LanguageModeling(tokenizer)`.
+        train_dataset: a `datasets.Dataset` with `input_ids`: lists of token ids with BOS and EOS,
+            or of items; or with `text`, of which the tokenizer makes them. Or an `IterableDataset`,
+            which is read in its order again and again (see `RowStream`); teachers shuffle it. Its
+            first 4 million ids make the start.
+        eval_dataset: one `Dataset` of such rows, or several by name, whose metrics are called
+            `eval_NAME_…`.
+        processing_class: the tokenizer; it is saved with the summary. This is short for
+            `task=LanguageModeling(tokenizer)`.
         data_collator: pads real sequences and makes `labels`; by default the task's collator.
-        farzi_data: a summary to go on with; its shape and τ must agree with `args`. By default, a new summary is made.
-        objective: the outer loss, as in `farzi_hf.distillation.objectives`; by default the objective that `args` names.
-        task: `LanguageModeling(tokenizer)` or `Recommendation(vocabulary)`. The task sets collator, label names and metrics. Data
-            sets are then whole sentences or histories; the task cuts histories that are longer than a synthetic sequence.
-        teacher: labels the inputs: a trained model over the same vocabulary, or the config of one that is trained for it as
-            `args.teacher_…` say; with `labels="own"` also several of either kind. By default, the learner is trained for it.
-        kwargs: arguments of `Trainer`, such as callbacks and optimizers. `compute_metrics` and `preprocess_logits_for_metrics`
-            replace those of the task.
+        farzi_data: a summary to go on with; its shape and τ must agree with `args`. By default, a
+            new summary is made.
+        objective: the outer loss, as in `farzi_hf.distillation.objectives`; by default the
+            objective that `args` names.
+        task: `LanguageModeling(tokenizer)` or `Recommendation(vocabulary)`. The task sets collator,
+            label names and metrics. Data sets are then whole sentences or histories; the task cuts
+            histories that are longer than a synthetic sequence.
+        teacher: labels the inputs: a trained model over the same vocabulary, or the config of one
+            that is trained for it as `args.teacher_…` say; with `labels="own"` also several of
+            either kind. By default, the learner is trained for it.
+        kwargs: arguments of `Trainer`, such as callbacks and optimizers. `compute_metrics` and
+            `preprocess_logits_for_metrics` replace those of the task.
 
     Raises:
-        ValueError, TypeError: data or settings are unusable; the message names the argument and the remedy.
+        ValueError, TypeError: data or settings are unusable; the message names the argument and the
+            remedy.
     """
 
     def __init__(
-        self, learner_init: Callable[[], PreTrainedModel] | PreTrainedConfig | PreTrainedModel, args: FarziConfig,
+        self,
+        learner_init: Callable[[], PreTrainedModel] | PreTrainedConfig | PreTrainedModel,
+        args: FarziConfig,
         train_dataset: Dataset | IterableDataset | None = None,
-        eval_dataset: Dataset | Mapping[str, Dataset] | None = None, processing_class: Any = None,
-        data_collator: Callable | None = None, farzi_data: FarziData | None = None,
-        objective: Objective | None = None, task: Task | None = None,
-        teacher: GivenTeachers | UntrainedTeachers | None = None, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+        processing_class: Any = None,
+        data_collator: Callable | None = None,
+        farzi_data: FarziData | None = None,
+        objective: Objective | None = None,
+        task: Task | None = None,
+        teacher: GivenTeachers | UntrainedTeachers | None = None,
+        **kwargs: Any,
+    ) -> None:
         if not isinstance(args, FarziConfig):
-            raise TypeError(f"args is {type(args).__name__}; give a FarziConfig, for instance FarziConfig('out')")
+            raise TypeError(
+                f"args is {type(args).__name__}; give a FarziConfig, for instance"
+                " FarziConfig('out')"
+            )
         run_check("output_dir", check_destination, Path(args.output_dir))
         if task is not None and processing_class is not None:
-            raise ValueError("task and processing_class are both given: leave the second out, the task has one")
+            raise ValueError(
+                "task and processing_class are both given: leave the second out, the task has one"
+            )
         if not isinstance(task, Task | None):
-            raise TypeError(f"task is {type(task).__name__}; give a task, such as LanguageModeling(tokenizer)")
+            raise TypeError(
+                f"task is {type(task).__name__}; give a task, such as LanguageModeling(tokenizer)"
+            )
         self.task = task or LanguageModeling(processing_class)
         self.learner = Learner(learner_init, checkpoint_layers=args.checkpoint_layers)
         self.labelling = Labelling.by(teacher, self.learner)
         if args.labels == "teacher" and self.labelling != self.labelling.first:
-            raise ValueError("teacher has several models, labels='teacher' has one: give the best, or labels='own', their mean")
+            raise ValueError(
+                "teacher has several models, labels='teacher' has one: give the best, or"
+                " labels='own', their mean"
+            )
         if (limit := self.learner.readable(args.sequence_length)) < args.sequence_length:
-            raise ValueError(f"sequence_length={args.sequence_length}, the learner reads {limit} positions: lower it")
+            raise ValueError(
+                f"sequence_length={args.sequence_length}, the learner reads {limit} positions:"
+                " lower it"
+            )
         collator = data_collator or self.task.collator
         self._real_rows = RealRows(self.task, self.learner, collator, args.sequence_length)
         self.sequences = (train_dataset, eval_dataset)
@@ -122,7 +153,11 @@ class FarziTrainer(Trainer):
             train_dataset=train_dataset,
             eval_dataset=self._real_rows.evaluation(eval_dataset),
             # A list of item names is saved with the summary. A checkpoint could not save it.
-            processing_class=summary.processing_class if hasattr(summary.processing_class, "save_pretrained") else None,
+            processing_class=(
+                summary.processing_class
+                if hasattr(summary.processing_class, "save_pretrained")
+                else None
+            ),
             data_collator=collator,
             **{
                 "compute_metrics": self.task.compute_metrics,
@@ -136,16 +171,29 @@ class FarziTrainer(Trainer):
         self.training = args.make_training().reading(self.model)
         self.rounding = Rounding()
         if objective is not None and args.objective != args.settings["objective"].default:
-            raise ValueError(f"objective is given, and args.objective={args.objective!r} names another; leave one out")
-        self.objective = objective or args.make_objective(self.learner, self.training, self.real_data)
-        # A recipe cannot hold an object, so it holds the name of the class. FarziConfig refuses such a recipe.
-        self.own_objective = {"objective": type(objective).__name__} if objective is not None else {}
+            raise ValueError(
+                f"objective is given, and args.objective={args.objective!r} names another; leave"
+                " one out"
+            )
+        self.objective = objective or args.make_objective(
+            self.learner, self.training, self.real_data
+        )
+        # A recipe cannot hold an object, so it holds the name of the class. FarziConfig refuses
+        # such a recipe.
+        self.own_objective = (
+            {"objective": type(objective).__name__} if objective is not None else {}
+        )
         # Each micro-batch has its own learner, and its loss is a mean over that micro-batch alone.
         self.model_accepts_loss_kwargs = False
         self._student: Parameters | None = None
         self._own_optimizer = self.optimizer is None
-        self._evaluations: dict[str, dict[str, float]] = {}  # metrics, by the fingerprint of the summary
-        self._memory: tuple[str, dict[str, Any]] = ("", {})  # the same of what a carried teacher gives away
+        self._evaluations: dict[
+            str, dict[str, float]
+        ] = {}  # metrics, by the fingerprint of the summary
+        self._memory: tuple[str, dict[str, Any]] = (
+            "",
+            {},
+        )  # the same of what a carried teacher gives away
         self._micro_step, self._seconds, self._steps = (-1, 0), 0.0, 0
         self.run = Run(self)
         self.add_callback(self.run)
@@ -153,11 +201,19 @@ class FarziTrainer(Trainer):
             self.remove_callback(DEFAULT_PROGRESS_CALLBACK)
             self.add_callback(without_prediction_bar(DEFAULT_PROGRESS_CALLBACK))
 
-    def _summary(self, args: FarziConfig, farzi_data: FarziData | None, rows: Dataset | RowStream | None) -> FarziData:
+    def _summary(
+        self, args: FarziConfig, farzi_data: FarziData | None, rows: Dataset | RowStream | None
+    ) -> FarziData:
         """The summary to train: the one that is given, or a new one at its start."""
         own, kinds, given = args.labels == "own", self.labelling.kinds, self.labelling.given
-        label_dim = linear_head(kinds[0] if given is None else Learner(given[0])).width if own else None
-        teacher = farzi_data.config.teacher if farzi_data is not None else plain_config(self.labelling.model.config)
+        label_dim = (
+            linear_head(kinds[0] if given is None else Learner(given[0])).width if own else None
+        )
+        teacher = (
+            farzi_data.config.teacher
+            if farzi_data is not None
+            else plain_config(self.labelling.model.config)
+        )
         config = args.summary_config(self.learner.vocab_size, label_dim, teacher)
         self._open_start = None
         if farzi_data is not None:
@@ -165,32 +221,44 @@ class FarziTrainer(Trainer):
         summary = farzi_data or FarziData(config)
         if farzi_data is None and args.labels == "teacher":
             some = torch.arange(args.sequence_length)[None] % config.vocab_size
-            check_made_again(self.labelling.model, summary.teacher, some, "teacher", "give a plain one, or labels='own'")
-        if self.task.processing_class is not None:  # an error should come now, not when the summary is saved
+            check_made_again(
+                self.labelling.model,
+                summary.teacher,
+                some,
+                "teacher",
+                "give a plain one, or labels='own'",
+            )
+        if (
+            self.task.processing_class is not None
+        ):  # an error should come now, not when the summary is saved
             summary.adopt_processing_class(self.task.processing_class, "processing_class")
         if farzi_data is None and rows is not None:
             args.make_start()(summary, rows, args.seed)
             self._open_start = summary.fingerprint() if LABELS[args.labels].by_teachers else None
         return summary
 
-    # -- training ----------------------------------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------
 
     def check_run(self, resume_from_checkpoint: str | bool | None = None) -> None:
-        """The checks that `train(resume_from_checkpoint)` makes before its first step. Call this before other long work.
+        """The checks that `train(resume_from_checkpoint)` makes before its first step. Call this
+        before other long work.
 
         Raises:
-            ValueError: there is no checkpoint to go on from; or a setting differs from the checkpoint's; or the output folder
-                holds checkpoints of another run, or something else with the name of a checkpoint.
+            ValueError: there is no checkpoint to go on from; or a setting differs from the
+                checkpoint's; or the output folder holds checkpoints of another run, or something
+                else with the name of a checkpoint.
         """
         self.run.prepare(resume_from_checkpoint)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
-        """As in `Trainer`; `resume_from_checkpoint=True` goes on from the last complete checkpoint in the output folder.
+        """As in `Trainer`; `resume_from_checkpoint=True` goes on from the last complete checkpoint
+        in the output folder.
 
-        SIGINT, SIGTERM and SIGHUP end the training after a checkpoint of the present step, with every `save_strategy`.
-        The finished summary is rounded as `args.storage` says; checkpoints are exact. Evaluations during the training are of
-        exact numbers, and are not saved with rounded ones: call `evaluate()` afterwards. If `args.push_to_hub` is set, the finished summary is
-        pushed; a push that fails is logged, and the training is not lost.
+        SIGINT, SIGTERM and SIGHUP end the training after a checkpoint of the present step, with
+        every `save_strategy`. The finished summary is rounded as `args.storage` says; checkpoints
+        are exact. Evaluations during the training are of exact numbers, and are not saved with
+        rounded ones: call `evaluate()` afterwards. If `args.push_to_hub` is set, the finished
+        summary is pushed; a push that fails is logged, and the training is not lost.
 
         Raises:
             ValueError: see `check_run`; another run writes to the output folder.
@@ -209,11 +277,15 @@ class FarziTrainer(Trainer):
             self.model.config.inner = self.args.inner_settings()
             if self._own_optimizer:
                 self.optimizer = None  # its moments are those of an earlier training
-            if state is not None and state.global_step >= state.max_steps:  # Trainer would take one more step
+            if (
+                state is not None and state.global_step >= state.max_steps
+            ):  # Trainer would take one more step
                 best = state.best_model_checkpoint if self.args.load_best_model_at_end else None
                 self._load_from_checkpoint(best or self.run.checkpoint)
                 self.state, output = state, TrainOutput(state.global_step, math.nan, {})
-            elif self.args.max_steps == 0:  # the summary stays at its start; Trainer would take one step
+            elif (
+                self.args.max_steps == 0
+            ):  # the summary stays at its start; Trainer would take one step
                 if self.run.start:  # nothing where the summary was given
                     self.log(self.run.start)
                 output = TrainOutput(0, math.nan, {})
@@ -225,46 +297,69 @@ class FarziTrainer(Trainer):
         if self.args.push_to_hub:
             try:
                 self.push_to_hub(commit_message="End of training")
-            except (HTTPError, OSError, RuntimeError) as error:  # nothing of the summary is on the disk yet
-                logger.error("The summary is not pushed: %s. Call save_model() or push_to_hub().", error)
+            except (
+                HTTPError,
+                OSError,
+                RuntimeError,
+            ) as error:  # nothing of the summary is on the disk yet
+                logger.error(
+                    "The summary is not pushed: %s. Call save_model() or push_to_hub().", error
+                )
         return output._replace(training_loss=output.metrics.get("train_loss", output.training_loss))
 
     def _warn_of_size(self) -> None:
         if isinstance(self.train_dataset, Dataset):
             bits = len(stored_sequences(self.train_dataset)[0]) * id_bits(self.learner.vocab_size)
             if (ours := self.model.nbytes) > bits / 8:
-                sizes = f"The summary has {ours:,} bytes, more than the {bits // 8:,} of the ids in train_dataset"
-                logger.warning("%s: keep those, or make the teacher narrower, or num_sequences fewer.", sizes)
+                sizes = (
+                    f"The summary has {ours:,} bytes, more than the {bits // 8:,} of the ids in"
+                    " train_dataset"
+                )
+                logger.warning(
+                    "%s: keep those, or make the teacher narrower, or num_sequences fewer.", sizes
+                )
 
     def tune_initialization(self) -> None:
-        """Completes the start of a new summary with labels of its own: teachers label its inputs. Others are complete already.
+        """Completes the start of a new summary with labels of its own: teachers label its inputs.
+        Others are complete already.
 
-        `train()` calls this first. Call it to look at the start before the training. A teacher trains on the real data, unless one was given.
+        `train()` calls this first. Call it to look at the start before the training. A teacher
+        trains on the real data, unless one was given.
         """
-        if self._open_start is None or self._open_start != self.model.fingerprint():  # complete, or changed by someone
+        if (
+            self._open_start is None or self._open_start != self.model.fingerprint()
+        ):  # complete, or changed by someone
             return
         started = time.perf_counter()
         found = self.labelling(self.model, self.real_data, self.args)
         self.run.start = {"start_seconds": round(time.perf_counter() - started, 2), **found}
         self._open_start = None
 
-    # -- outer step --------------------------------------------------------------------------------------------------
+    # -- outer step --------------------------------------------------------------------------------
 
-    def compute_loss(self, model: nn.Module, inputs: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    def compute_loss(
+        self, model: nn.Module, inputs: Mapping[str, Tensor], *args: Any, **kwargs: Any
+    ) -> Tensor:
         """The outer loss. Its gradient in latents and decoder is the meta-gradient."""
         seed = self._learner_seed()
 
         def outer_loss(tensors: Tensors) -> Tensor:
             try:
                 return self.objective(self.learner, self.rounding(tensors), inputs, seed)
-            except OverflowError as error:  # a learner diverged so far that the adjoint has no room for it
+            except (
+                OverflowError
+            ) as error:  # a learner diverged so far that the adjoint has no room for it
                 logger.warning("Step %d: the learner diverged: %s.", self.state.global_step, error)
                 return math.nan * sum(x.sum() for x in tensors.values())
 
-        return model(functional=outer_loss)  # its forward makes this an ordinary step for DistributedDataParallel
+        return model(
+            functional=outer_loss
+        )  # its forward makes this an ordinary step for DistributedDataParallel
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """One micro-batch. A meta-gradient without a finite norm is dropped and does not change the summary."""
+        """One micro-batch. A meta-gradient without a finite norm is dropped and does not change the
+        summary.
+        """
         started = time.perf_counter()
         try:
             loss = super().training_step(*args, **kwargs)
@@ -275,10 +370,16 @@ class FarziTrainer(Trainer):
             loss = torch.tensor(math.nan, device=self.args.device)
             for p in self.model.parameters():
                 p.grad = torch.full_like(p, math.nan)
-        # After the last micro-batch the gradient is summed over all of them and over processes, so that all processes decide alike.
+        # After the last micro-batch the gradient is summed over all of them and over processes, so
+        # that all processes decide alike.
         if self.accelerator.sync_gradients:
-            norms = [torch.linalg.vector_norm(p.grad) for p in self.model.parameters() if p.grad is not None]
-            # As clipping computes it: infinite for entries that are large but finite, which clipping would set to zero.
+            norms = [
+                torch.linalg.vector_norm(p.grad)
+                for p in self.model.parameters()
+                if p.grad is not None
+            ]
+            # As clipping computes it: infinite for entries that are large but finite, which
+            # clipping would set to zero.
             if norms and not torch.isfinite(torch.stack(norms).norm()):
                 self._skip_step()
             self._steps += 1
@@ -290,18 +391,26 @@ class FarziTrainer(Trainer):
         self.run.non_finite_steps += 1
         skipped, limit = self.run.non_finite_steps, self.args.max_non_finite
         step = self.state.global_step
-        logger.warning("Step %d: the meta-gradient is not finite; skipped (%d so far).", step, skipped)
+        logger.warning(
+            "Step %d: the meta-gradient is not finite; skipped (%d so far).", step, skipped
+        )
         if skipped > limit:
             raise FloatingPointError(
-                f"{skipped} meta-gradients were not finite, more than max_non_finite={limit}; begin a new run in another output_dir, from "
-                "this summary (farzi_data=trainer.model) or anew, with a smaller inner_learning_rate, learning_rate or window, or a larger "
-                "inner_epsilon"
+                f"{skipped} meta-gradients were not finite, more than max_non_finite={limit}; begin"
+                " a new run in another output_dir, from this summary (farzi_data=trainer.model) or"
+                " anew, with a smaller inner_learning_rate, learning_rate or window, or a larger"
+                " inner_epsilon"
             )
 
     def _learner_seed(self) -> int:
-        """The seed of this micro-batch's learner: a function of seed, global step and the micro-batch's number over all processes."""
+        """The seed of this micro-batch's learner: a function of seed, global step and the
+        micro-batch's number over all processes.
+        """
         last, micro = self._micro_step
-        self._micro_step = step, micro = self.state.global_step, micro + 1 if last == self.state.global_step else 0
+        self._micro_step = step, micro = (
+            self.state.global_step,
+            micro + 1 if last == self.state.global_step else 0,
+        )
         position = micro * self.args.world_size + self.args.process_index
         return derive(self.args.seed, Purpose.OUTER_STEP, step, position)
 
@@ -316,7 +425,7 @@ class FarziTrainer(Trainer):
             logs["train_loss"] = self._total_loss_scalar / max(1, self.state.global_step)
         super().log(logs, start_time)
 
-    # -- evaluation --------------------------------------------------------------------------------------------------
+    # -- evaluation --------------------------------------------------------------------------------
 
     @property
     def _quiet(self) -> bool:
@@ -332,69 +441,113 @@ class FarziTrainer(Trainer):
     @property
     def real_data(self) -> RealData:
         """What teachers train on, and what they stop early by."""
-        return RealData(self.train_dataset, self.data_collator, self.args.device, self._quiet, self.held_out, self.task.ranked)
+        return RealData(
+            self.train_dataset,
+            self.data_collator,
+            self.args.device,
+            self._quiet,
+            self.held_out,
+            self.task.ranked,
+        )
 
     @property
     def taught(self) -> dict[str, float]:
-        """How the first teacher was trained: the figures of the log's entry with `start_seconds`."""
-        figures = (item for entry in (*self.state.log_history, self.run.start) for item in entry.items())
+        """How the first teacher was trained: the figures of the log's entry with
+        `start_seconds`.
+        """
+        figures = (
+            item for entry in (*self.state.log_history, self.run.start) for item in entry.items()
+        )
         return {name: value for name, value in figures if name.startswith(("teacher_", "packing_"))}
 
     @property
     def students(self) -> Students:
         """Trains students on the summary as it is now, with the settings of the inner loop."""
         args = self.args
-        return Students(self.learner, self.model, self.training, args.inner_steps, args.seed, args.device, self._quiet)
+        return Students(
+            self.learner,
+            self.model,
+            self.training,
+            args.inner_steps,
+            args.seed,
+            args.device,
+            self._quiet,
+        )
 
     def evaluate(
-        self, eval_dataset: Dataset | Mapping[str, Dataset] | None = None, ignore_keys: list[str] | None = None,
+        self,
+        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+        ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
-    ) -> dict[str, float]:  # fmt: skip
-        """Trains `args.eval_students` students from scratch on the summary and evaluates each on real data. Processes share the work.
+    ) -> dict[str, float]:
+        """Trains `args.eval_students` students from scratch on the summary and evaluates each on
+        real data. Processes share the work.
 
         Args:
-            eval_dataset: another evaluation set, or several by name. All sets see the same students.
+            eval_dataset: another evaluation set, or several by name. All sets see the same
+                students.
 
         Returns:
-            For each metric its mean over the students and, as `…_std`, their standard deviation. If there are several sets, a set's
-            metrics are called `eval_NAME_…`.
+            For each metric its mean over the students and, as `…_std`, their standard deviation. If
+            there are several sets, a set's metrics are called `eval_NAME_…`.
         """
         count = self.args.eval_students
-        with torch.random.fork_rng(devices=[]):  # a data loader draws a random number; training must not depend on it
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # a data loader draws a random number; training must not depend on it
             rows = self._real_rows.evaluated(eval_dataset, self.eval_dataset)
-            # Trainer keeps loaders with persistent workers, but it keeps one for all data sets given here; not those for tests.
-            loaders = {f"{metric_key_prefix}{name}": self.get_test_dataloader(x) for name, x in rows.items()}
+            # Trainer keeps loaders with persistent workers, but it keeps one for all data sets
+            # given here; not those for tests.
+            loaders = {
+                f"{metric_key_prefix}{name}": self.get_test_dataloader(x)
+                for name, x in rows.items()
+            }
             metrics = self.students.evaluated(count, partial(self._measured, loaders))
         metrics[f"{metric_key_prefix}_students"] = count
         self.log(metrics)
         known = self._evaluations.setdefault(self.model.fingerprint(), {})
         known |= {**metrics, "step": self.state.global_step}
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
         return metrics
 
     def memory(self) -> dict[str, Any]:
-        """What a carried teacher gives away of `train_dataset`, see `memory_of`; {} without one of them or `eval_dataset`. The card shows it."""
+        """What a carried teacher gives away of `train_dataset`, see `memory_of`; {} without one of
+        them or `eval_dataset`. The card shows it.
+        """
         if self.model.carried is None or self.train_dataset is None or self.held_out is None:
             return {}
         if self._memory[0] != (now := self.model.fingerprint()):
-            self._memory = now, memory_of(self.model, self.train_dataset, self.held_out, self.args.seed)
+            self._memory = (
+                now,
+                memory_of(self.model, self.train_dataset, self.held_out, self.args.seed),
+            )
         return dict(self._memory[1])
 
-    def _measured(self, loaders: Mapping[str, DataLoader], index: int, student: Parameters) -> dict[str, float]:
+    def _measured(
+        self, loaders: Mapping[str, DataLoader], index: int, student: Parameters
+    ) -> dict[str, float]:
         self._student, metrics = student, {}
         only_loss = True if self.compute_metrics is None else None
         for prefix, loader in loaders.items():
-            metrics |= self.evaluation_loop(loader, f"Student {index + 1}", only_loss, metric_key_prefix=prefix).metrics
+            metrics |= self.evaluation_loop(
+                loader, f"Student {index + 1}", only_loss, metric_key_prefix=prefix
+            ).metrics
         self._student = None
         return {k: float(v) for k, v in metrics.items() if not k.endswith(_SPEED)}
 
     def get_train_dataloader(self) -> DataLoader:
-        """As in `Trainer`. The order of its rows follows `args.seed`, whatever the caller's random numbers are; Accelerate would take theirs."""
+        """As in `Trainer`. The order of its rows follows `args.seed`, whatever the caller's random
+        numbers are; Accelerate would take theirs.
+        """
         with seeded(self.args.seed):
             return super().get_train_dataloader()
 
     def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
-        """As in `Trainer`, but `dataloader_drop_last` is for training alone: an evaluation is of all rows."""
+        """As in `Trainer`, but `dataloader_drop_last` is for training alone: an evaluation is of
+        all rows.
+        """
         drop_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
         try:
             return super().get_test_dataloader(test_dataset)
@@ -402,31 +555,47 @@ class FarziTrainer(Trainer):
             self.args.dataloader_drop_last = drop_last
 
     def prediction_step(
-        self, model: nn.Module, inputs: dict[str, Tensor], prediction_loss_only: bool,
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-        """The student's loss, logits and labels on a real batch. If `args.label_names` has several names, labels are a tuple."""
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The student's loss, logits and labels on a real batch. If `args.label_names` has several
+        names, labels are a tuple.
+        """
         if self._student is None:
-            raise RuntimeError("a summary has no predictions of its own; call evaluate(), which trains students on it")
+            raise RuntimeError(
+                "a summary has no predictions of its own; call evaluate(), which trains students"
+                " on it"
+            )
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad():
             logits = self.learner.logits(self._student, inputs)
             loss, count = shifted_cross_entropy(logits, inputs["labels"])
         references = tuple(inputs[name] for name in self.label_names)
         references = references[0] if len(references) == 1 else references
-        return (loss / count, None, None) if prediction_loss_only else (loss / count, logits, references)
+        return (
+            (loss / count, None, None)
+            if prediction_loss_only
+            else (loss / count, logits, references)
+        )
 
     def _set_signature_columns_if_needed(self) -> None:
         if self._signature_columns is None:  # the columns of the learner, not of FarziData.forward
             self._signature_columns = ["input_ids", "attention_mask", *self.label_names]
 
-    # -- checkpoints -------------------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
-    def _maybe_log_save_evaluate(self, tr_loss: Any, grad_norm: Any, model: Any, trial: Any, *args: Any, **kw: Any) -> None:
-        """Trainer calls this at the end of each step. A noted signal is handled after Trainer's own work.
+    def _maybe_log_save_evaluate(
+        self, tr_loss: Any, grad_norm: Any, model: Any, trial: Any, *args: Any, **kw: Any
+    ) -> None:
+        """Trainer calls this at the end of each step. A noted signal is handled after Trainer's own
+        work.
 
-        A callback could not do this. With `save_strategy="best"`, Trainer ignores a callback that wants to save. And after a callback
-        has stopped the training, Trainer can remove the checkpoint.
+        A callback could not do this. With `save_strategy="best"`, Trainer ignores a callback that
+        wants to save. And after a callback has stopped the training, Trainer can remove the
+        checkpoint.
         """
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **kw)
         number = largest(self.run.noted)  # of all processes
@@ -442,16 +611,20 @@ class FarziTrainer(Trainer):
         self.run.end_checkpoint()
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """As in Trainer, and what else a resume needs of this process: the state of the objective, and sums of the log."""
+        """As in Trainer, and what else a resume needs of this process: the state of the objective,
+        and sums of the log.
+        """
         super()._save_rng_state(output_dir)
         self.run.save_process_state(output_dir)
 
-    # -- the artefact ------------------------------------------------------------------------------------------------
+    # -- the artefact ------------------------------------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Writes the artefact (`FarziData.save_pretrained`). Inside a checkpoint, it writes the tensors for a resume instead.
+        """Writes the artefact (`FarziData.save_pretrained`). Inside a checkpoint, it writes the
+        tensors for a resume instead.
 
-        If the same summary was saved with a table and plots before, these stay. If `args.push_to_hub` is set, it also pushes.
+        If the same summary was saved with a table and plots before, these stay. If
+        `args.push_to_hub` is set, it also pushes.
         """
         if _internal_call:
             if self.args.should_save:
@@ -465,24 +638,33 @@ class FarziTrainer(Trainer):
                 self.push_to_hub(commit_message="Save summary")
 
     def _artefact(self) -> dict[str, Any]:
-        """Arguments of `FarziData.save_pretrained`: metrics and recipe of exactly the present tensors.
+        """Arguments of `FarziData.save_pretrained`: metrics and recipe of exactly the present
+        tensors.
 
-        After load_best_model_at_end, or where storage rounds, the last evaluation is of other tensors, and does not count.
+        After load_best_model_at_end, or where storage rounds, the last evaluation is of other
+        tensors, and does not count.
         """
         known = self.model.results
         evaluation = self._evaluations.get(fingerprint(self.model.contents().tensors), {})
         # The trainer knows the rows, but not where they come from. The command line adds the name.
         learner = self.learner.model.config.to_diff_dict()
-        recipe = {"dataset": None, "learner": learner, **self.args.to_recipe(), **self.own_objective}
+        recipe = {
+            "dataset": None,
+            "learner": learner,
+            **self.args.to_recipe(),
+            **self.own_objective,
+        }
         metrics = {**known.metrics, **evaluation, **self.taught}
         metrics |= self.memory()
         return {"metrics": metrics, "recipe": known.recipe or recipe}
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Creates the *dataset* repository `args.hub_model_id`, if it does not exist. By default it has the output folder's name.
+        """Creates the *dataset* repository `args.hub_model_id`, if it does not exist. By default it
+        has the output folder's name.
 
-        If `args.push_to_hub` is set, Trainer calls this at the start. A wrong name or token then fails before the training.
-        The end of `train()` and `save_model()` push, with every `hub_strategy`: checkpoints stay on this machine.
+        If `args.push_to_hub` is set, Trainer calls this at the start. A wrong name or token then
+        fails before the training. The end of `train()` and `save_model()` push, with every
+        `hub_strategy`: checkpoints stay on this machine.
         """
         if self.is_world_process_zero():
             args, token = self.args, token or self.args.hub_token
@@ -490,18 +672,30 @@ class FarziTrainer(Trainer):
             private = args.hub_private_repo if private is None else private
             self.hub_model_id = hub.create_repository(name, private, args.hub_revision, token)
 
-    def push_to_hub(self, repo_id: str | None = None, private: bool | None = None, **kwargs: Any) -> str | None:
-        """Uploads the summary to the *dataset* repository `repo_id`. The first process returns the address, all others None.
+    def push_to_hub(
+        self, repo_id: str | None = None, private: bool | None = None, **kwargs: Any
+    ) -> str | None:
+        """Uploads the summary to the *dataset* repository `repo_id`. The first process returns the
+        address, all others None.
 
-        Defaults: `args.hub_model_id`, `hub_private_repo`, `hub_token`, `hub_revision`. See `FarziData.push_to_hub`.
+        Defaults: `args.hub_model_id`, `hub_private_repo`, `hub_token`, `hub_revision`. See
+        `FarziData.push_to_hub`.
         """
         if not self.is_world_process_zero():  # the first alone knows the default name
             return None
         repo_id = repo_id or self.hub_model_id or self.args.hub_model_id
         if repo_id is None:
-            raise ValueError("repo_id and args.hub_model_id are both None; give a repository's name, 'user/farzi-…'")
+            raise ValueError(
+                "repo_id and args.hub_model_id are both None; give a repository's name,"
+                " 'user/farzi-…'"
+            )
         private = self.args.hub_private_repo if private is None else private
-        settings = {"private": private, "token": self.args.hub_token, "revision": self.args.hub_revision, **kwargs}
+        settings = {
+            "private": private,
+            "token": self.args.hub_token,
+            "revision": self.args.hub_revision,
+            **kwargs,
+        }
         return self.model.push_to_hub(repo_id, **{**self._artefact(), **settings})
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:

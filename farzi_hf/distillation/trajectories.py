@@ -1,8 +1,11 @@
-"""Ω: trainings of the learner on the real data. They are recorded once and serve as starts and as targets of a distillation.
+"""Ω: trainings of the learner on the real data. They are recorded once and serve as starts and as
+targets of a distillation.
 
-A folder of trajectories holds `manifest.json`, with the settings of the recording, and one file `trajectory-NNNNN.safetensors`
-per trajectory. Such a file holds every parameter, but no constants that all learners share, with an axis of checkpoints in front; the
-first checkpoint is the random initialisation. A recording that was interrupted can go on. A reader loads only the checkpoint that it needs.
+A folder of trajectories holds `manifest.json`, with the settings of the recording, and one file
+`trajectory-NNNNN.safetensors` per trajectory. Such a file holds every parameter, but no constants
+that all learners share, with an axis of checkpoints in front; the first checkpoint is the random
+initialisation. A recording that was interrupted can go on. A reader loads only the checkpoint that
+it needs.
 """
 
 from __future__ import annotations
@@ -42,21 +45,36 @@ def _shard(folder: Path, trajectory: int) -> Path:
 
 
 def record_trajectories(
-    learner: Learner, optimizer: InnerOptimizer, train_dataset: Dataset | IterableDataset,
-    data_collator: Callable[[list[dict[str, Any]]], Mapping[str, Tensor]], folder: str | Path, *, num: int,
-    steps: int, save_every: int, batch_size: int, seed: int, device: torch.device | str | None = None,
-) -> TrajectoryBank:  # fmt: skip
-    """Trains `num` learners on real data, each from its own initialisation, and stores checkpoints of all of them.
+    learner: Learner,
+    optimizer: InnerOptimizer,
+    train_dataset: Dataset | IterableDataset,
+    data_collator: Callable[[list[dict[str, Any]]], Mapping[str, Tensor]],
+    folder: str | Path,
+    *,
+    num: int,
+    steps: int,
+    save_every: int,
+    batch_size: int,
+    seed: int,
+    device: torch.device | str | None = None,
+) -> TrajectoryBank:
+    """Trains `num` learners on real data, each from its own initialisation, and stores checkpoints
+    of all of them.
 
-    The result depends on the arguments alone. Several processes (of `accelerate launch`) share the work; they need a disk that all of
-    them see, and all must call this function. A recording that was interrupted can go on: only the missing trajectories are
-    trained. A later call with a larger `num` adds new trajectories to the old ones.
+    The result depends on the arguments alone. Several processes (of `accelerate launch`) share the
+    work; they need a disk that all of them see, and all must call this function. A recording that
+    was interrupted can go on: only the missing trajectories are trained. A later call with a larger
+    `num` adds new trajectories to the old ones.
 
     Args:
-        optimizer: as in the inner loop, without an `lr_schedule`; its accumulators start at zero and are not stored.
-        train_dataset: real sequences in the column `input_ids`, or a stream of them, which is shuffled: see `RowStream.shuffled`.
-        data_collator: turns rows into a batch of `input_ids`, `labels` and, if there is padding, `attention_mask`.
-        folder: is created if it does not exist. It needs 4 · num · (steps / save_every + 1) · P bytes for P float32 parameters.
+        optimizer: as in the inner loop, without an `lr_schedule`; its accumulators start at zero
+            and are not stored.
+        train_dataset: real sequences in the column `input_ids`, or a stream of them, which is
+            shuffled: see `RowStream.shuffled`.
+        data_collator: turns rows into a batch of `input_ids`, `labels` and, if there is padding,
+            `attention_mask`.
+        folder: is created if it does not exist. It needs 4 · num · (steps / save_every + 1) · P
+            bytes for P float32 parameters.
         num: |Ω|, the number of trajectories.
         steps: training steps of each trajectory.
         save_every: steps between two checkpoints; `steps` must be a multiple of this number.
@@ -68,31 +86,48 @@ def record_trajectories(
         The first `num` trajectories in the folder.
 
     Raises:
-        ValueError: an argument is out of range, or the folder holds trajectories that were recorded with other settings.
+        ValueError: an argument is out of range, or the folder holds trajectories that were recorded
+            with other settings.
         FloatingPointError: a training diverged.
     """
     folder = Path(folder)
     if min(num, save_every) < 1 or steps < 1 or steps % save_every:
-        raise ValueError(f"num={num}, steps={steps} and save_every={save_every}: give 1 or more, steps a multiple of save_every")
+        raise ValueError(
+            f"num={num}, steps={steps} and save_every={save_every}: give 1 or more, steps a"
+            " multiple of save_every"
+        )
     check_seed(seed)
     if isinstance(train_dataset, IterableDataset):
-        train_dataset = RowStream(train_dataset, lambda some: check_rows(some, learner, data_collator) or some)
+        train_dataset = RowStream(
+            train_dataset, lambda some: check_rows(some, learner, data_collator) or some
+        )
     else:
         check_rows(train_dataset, learner, data_collator)
     manifest = {
-        "version": 1, "steps": steps, "save_every": save_every, "batch_size": batch_size, "seed": seed,
-        "optimizer": {"class": type(optimizer).__name__, **asdict(optimizer)}, "data": described(train_dataset)["fingerprint"],
+        "version": 1,
+        "steps": steps,
+        "save_every": save_every,
+        "batch_size": batch_size,
+        "seed": seed,
+        "optimizer": {"class": type(optimizer).__name__, **asdict(optimizer)},
+        "data": described(train_dataset)["fingerprint"],
         **_model_facts(learner),
-        "streams": 2,  # the version of the rule that turns seeds into random numbers; recordings with another rule cannot go on
-    }  # fmt: skip
+        # the version of the rule that turns seeds into random numbers; recordings with another rule
+        # cannot go on
+        "streams": 2,
+    }
     data, (rank, processes) = RealData(train_dataset, data_collator, device), world()
 
     def record(i: int) -> None:
-        batches = real_batches(data, batch_size, steps, derive(seed, Purpose.RECORDED_MINIBATCHES, i))
+        batches = real_batches(
+            data, batch_size, steps, derive(seed, Purpose.RECORDED_MINIBATCHES, i)
+        )
         start = learner.initial_parameters(derive(seed, Purpose.RECORDED_START, i), device)
         loss = lambda params, step: learner.hard_loss(params, batches(step))  # noqa: E731
         trained = train_on(loss, optimizer, start, steps=steps, every=save_every)
-        checkpoints = [learner.without_shared(x) for x in chain([start], (state.params for state in trained))]
+        checkpoints = [
+            learner.without_shared(x) for x in chain([start], (state.params for state in trained))
+        ]
         shard = {name: torch.stack([x[name].cpu() for x in checkpoints]) for name in checkpoints[0]}
         replace_file(_shard(folder, i), partial(save_file, shard))
         logger.info("%s: trajectory %d of %d.", folder, i, num)
@@ -101,7 +136,9 @@ def record_trajectories(
         for i in (i for i in range(rank, num, processes) if not _shard(folder, i).exists()):
             record(i)
 
-    agreed(lambda: None if rank else _adopt_manifest(folder, manifest))  # the first process writes it
+    agreed(
+        lambda: None if rank else _adopt_manifest(folder, manifest)
+    )  # the first process writes it
     agreed(lambda: _adopt_manifest(folder, manifest))
     agreed(record_missing)
     return TrajectoryBank(folder, num)
@@ -115,26 +152,42 @@ def _adopt_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     before = _read_manifest(folder)
     for name, value in as_written(manifest).items():
         if before.get(name) != value:
-            details = f" ({before.get(name)}, now {value})" if name not in ("parameters", "model", "data") else ""
-            raise ValueError(f"folder={str(folder)!r} has trajectories of other {name}{details}: choose another folder")
+            details = (
+                f" ({before.get(name)}, now {value})"
+                if name not in ("parameters", "model", "data")
+                else ""
+            )
+            raise ValueError(
+                f"folder={str(folder)!r} has trajectories of other {name}{details}: choose another"
+                " folder"
+            )
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def _model_facts(learner: Learner) -> dict[str, Any]:
-    """Shape and dtype of each parameter, and the model's config: two different models may have the same shapes."""
+    """Shape and dtype of each parameter, and the model's config: two different models may have the
+    same shapes.
+    """
     named = learner.model.named_parameters()
-    parameters = {name: [*x.shape, str(x.dtype), *["constant"] * (not x.requires_grad)] for name, x in named}
+    parameters = {
+        name: [*x.shape, str(x.dtype), *["constant"] * (not x.requires_grad)] for name, x in named
+    }
     config = json.loads(learner.model.config.to_json_string())
-    return {"parameters": parameters, "model": {k: v for k, v in config.items() if k != "transformers_version"}}
+    return {
+        "parameters": parameters,
+        "model": {k: v for k, v in config.items() if k != "transformers_version"},
+    }
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
         return as_written(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
-        raise ValueError(f"folder={str(folder)!r} has no readable {MANIFEST} ({error}); record them anew") from None
+        raise ValueError(
+            f"folder={str(folder)!r} has no readable {MANIFEST} ({error}); record them anew"
+        ) from None
 
 
 class TrajectoryBank:
@@ -150,14 +203,21 @@ class TrajectoryBank:
 
     @dataclass(frozen=True)
     class Settings:
-        num_trajectories: int | None = setting(None, "|Ω|, the first ones of the folder; by default all", least=1)
+        num_trajectories: int | None = setting(
+            None, "|Ω|, the first ones of the folder; by default all", least=1
+        )
 
     def __init__(self, folder: str | Path, num: int | None = None):
         self.folder, self.manifest = Path(folder), _read_manifest(Path(folder))
         found = sorted(self.folder.glob("trajectory-*.safetensors"))
-        self._shards = found if num is None else [_shard(self.folder, trajectory) for trajectory in range(num)]
+        self._shards = (
+            found if num is None else [_shard(self.folder, trajectory) for trajectory in range(num)]
+        )
         if not found or set(self._shards) - set(found):
-            raise ValueError(f"folder={str(folder)!r} has {len(found)} of the first {num or 1} trajectories; record them")
+            raise ValueError(
+                f"folder={str(folder)!r} has {len(found)} of the first {num or 1} trajectories;"
+                " record them"
+            )
         self.steps, self.save_every = self.manifest["steps"], self.manifest["save_every"]
 
     def __len__(self) -> int:
@@ -170,40 +230,60 @@ class TrajectoryBank:
         return hashlib.sha256(json.dumps(self.manifest, sort_keys=True).encode()).hexdigest()[:16]
 
     def check(self, learner: Learner) -> None:
-        """Raises ValueError unless the trajectories belong to this learner. The message names the difference."""
+        """Raises ValueError unless the trajectories belong to this learner. The message names the
+        difference.
+        """
         ours = as_written(_model_facts(learner))
         for kind, what in (("parameters", "parameter"), ("model", "config's")):
             recorded = self.manifest[kind]
             for name in {**recorded, **ours[kind]}:
                 if recorded.get(name) != ours[kind].get(name):
                     raise ValueError(
-                        f"folder={str(self.folder)!r} holds trajectories of another model: {what} {name} is "
-                        f"{recorded.get(name, 'missing')} there, {ours[kind].get(name, 'missing')} in the learner; record its own"
+                        f"folder={str(self.folder)!r} holds trajectories of another model: {what}"
+                        f" {name} is {recorded.get(name, 'missing')} there,"
+                        f" {ours[kind].get(name, 'missing')} in the learner; record its own"
                     )
 
-    def checkpoint(self, trajectory: int, step: int, device: torch.device | str | None = None) -> Parameters:
+    def checkpoint(
+        self, trajectory: int, step: int, device: torch.device | str | None = None
+    ) -> Parameters:
         """θ of one trajectory after `step` steps. Only this part of the file is read."""
         with safe_open(self._shards[trajectory], framework="pt") as file:
-            return {name: file.get_slice(name)[step // self.save_every].to(device) for name in file.keys()}  # noqa: SIM118
+            return {
+                name: file.get_slice(name)[step // self.save_every].to(device)
+                for name in file.keys()  # noqa: SIM118
+            }
 
-    def sample(self, seed: int, last_step: int | None = None, device: torch.device | str | None = None) -> Parameters:
-        """θ ~ Ω, a function of `seed`. A trajectory is drawn uniformly, then one of its checkpoints up to `last_step`.
+    def sample(
+        self, seed: int, last_step: int | None = None, device: torch.device | str | None = None
+    ) -> Parameters:
+        """θ ~ Ω, a function of `seed`. A trajectory is drawn uniformly, then one of its checkpoints
+        up to `last_step`.
 
         The initialisation is one of the checkpoints. `last_step=None` allows all checkpoints.
         """
         return self.checkpoint(*self._draw(seed, self.steps, last_step), device)
 
     def segment(
-        self, seed: int, steps: int, last_step: int | None = None, device: torch.device | str | None = None
+        self,
+        seed: int,
+        steps: int,
+        last_step: int | None = None,
+        device: torch.device | str | None = None,
     ) -> tuple[Parameters, Parameters]:
-        """Two checkpoints of one trajectory: a start as in `sample`, and the checkpoint `steps` steps later. Raises ValueError if `steps` is no
-        multiple of `save_every`, or longer than the trajectories."""
+        """Two checkpoints of one trajectory: a start as in `sample`, and the checkpoint `steps`
+        steps later. Raises ValueError if `steps` is no multiple of `save_every`, or longer than the
+        trajectories.
+        """
         if steps % self.save_every or not 1 <= steps <= self.steps:
             raise ValueError(
-                f"steps={steps}: folder={str(self.folder)!r} has checkpoints every {self.save_every} steps up to {self.steps}; give one of these"
+                f"steps={steps}: folder={str(self.folder)!r} has checkpoints every"
+                f" {self.save_every} steps up to {self.steps}; give one of these"
             )
         trajectory, start = self._draw(seed, self.steps - steps, last_step)
-        return self.checkpoint(trajectory, start, device), self.checkpoint(trajectory, start + steps, device)
+        return self.checkpoint(trajectory, start, device), self.checkpoint(
+            trajectory, start + steps, device
+        )
 
     def _draw(self, seed: int, latest: int, last_step: int | None) -> tuple[int, int]:
         """A trajectory and one of its steps, drawn from `seed`."""
@@ -213,12 +293,17 @@ class TrajectoryBank:
         return trajectory, int(generator.integers(latest // self.save_every + 1)) * self.save_every
 
 
-# -- starts of inner loops --------------------------------------------------------------------------------------------
+# -- starts of inner loops -------------------------------------------------------------------------
 
 
 def last_start() -> Any:
     """A setting that several variants have."""
-    return setting(None, "latest step of Ω from which an inner loop starts; by default all", name="last_start", least=0)
+    return setting(
+        None,
+        "latest step of Ω from which an inner loop starts; by default all",
+        name="last_start",
+        least=0,
+    )
 
 
 Starts = Callable[[Learner, int, torch.device], Parameters]
@@ -234,8 +319,9 @@ def random_starts(learner: Learner, seed: int, device: torch.device) -> Paramete
 class PretrainedStarts:
     """The starts of equation (3), θ_0 ~ Ω, mixed with fresh initialisations.
 
-    If all starts came from checkpoints of real training, the summary would only learn to finish a training. A student that starts from scratch would
-    learn nothing from it. Ω also holds only a few initialisations, and the summary would overfit to them. Fresh initialisations prevent both.
+    If all starts came from checkpoints of real training, the summary would only learn to finish a
+    training. A student that starts from scratch would learn nothing from it. Ω also holds only a
+    few initialisations, and the summary would overfit to them. Fresh initialisations prevent both.
 
     Args:
         bank: Ω.
@@ -244,14 +330,20 @@ class PretrainedStarts:
     """
 
     bank: TrajectoryBank
-    fresh: float = setting(0.5, "share of the inner loops that start fresh and not from Ω", name="fresh_start_fraction")
+    fresh: float = setting(
+        0.5, "share of the inner loops that start fresh and not from Ω", name="fresh_start_fraction"
+    )
     last_step: int | None = last_start()
 
     def __post_init__(self) -> None:
         if not 0 <= self.fresh <= 1:
-            raise ValueError(f"fresh_start_fraction={self.fresh} is no share; give a number from 0 to 1")
+            raise ValueError(
+                f"fresh_start_fraction={self.fresh} is no share; give a number from 0 to 1"
+            )
 
-    def __call__(self, learner: Learner, seed: int, device: torch.device | str | None = None) -> Parameters:
+    def __call__(
+        self, learner: Learner, seed: int, device: torch.device | str | None = None
+    ) -> Parameters:
         """θ_0, a function of `seed`."""
         if stream(seed, Purpose.FRESH_START).random() < self.fresh:
             return learner.initial_parameters(seed, device)

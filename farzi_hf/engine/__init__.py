@@ -1,9 +1,19 @@
-"""The engine: exact meta-gradients through the training of any inner loop. Its memory hardly grows with the number of steps.
+"""The engine: exact meta-gradients through the training of any inner loop. Its memory hardly grows
+with the number of steps.
 
-It imports nothing else of farzi_hf. Exports `unroll`, the inner optimizers and the adjoints, which are objects given to `unroll`.
+It imports nothing else of farzi_hf. Exports `unroll`, the inner optimizers and the adjoints, which
+are objects given to `unroll`.
 """
 
-from farzi_hf.engine.adjoints import ADJOINTS, Adjoint, Checkpoint, Direct, GradientGraphs, Reversible, Tape
+from farzi_hf.engine.adjoints import (
+    ADJOINTS,
+    Adjoint,
+    Checkpoint,
+    Direct,
+    GradientGraphs,
+    Reversible,
+    Tape,
+)
 from farzi_hf.engine.adjoints.fixed_point import ReplayError
 from farzi_hf.engine.inner_loop import InnerLoss, TrainingState, autocast_settings, no_autocast
 from farzi_hf.engine.optimizers import (
@@ -18,11 +28,34 @@ from farzi_hf.engine.optimizers import (
     Soap,
     State,
     setting,
-)  # fmt: skip
+)
 from farzi_hf.engine.unroll import gradients, train, unroll
 
 __all__ = [
-    "ADJOINTS", "OPTIMIZERS", "Adjoint", "Checkpoint", "Direct", "GradientGraphs", "InnerAdam", "InnerAdamW", "InnerLoss", "InnerOptimizer",
-    "InnerSGD", "InnerSoap", "InvertibleOptimizer", "PaperAdam", "ReplayError", "Reversible", "Soap", "State", "Tape", "TrainingState",
-    "autocast_settings", "gradients", "no_autocast", "setting", "train", "unroll",
-]  # fmt: skip
+    "ADJOINTS",
+    "OPTIMIZERS",
+    "Adjoint",
+    "Checkpoint",
+    "Direct",
+    "GradientGraphs",
+    "InnerAdam",
+    "InnerAdamW",
+    "InnerLoss",
+    "InnerOptimizer",
+    "InnerSGD",
+    "InnerSoap",
+    "InvertibleOptimizer",
+    "PaperAdam",
+    "ReplayError",
+    "Reversible",
+    "Soap",
+    "State",
+    "Tape",
+    "TrainingState",
+    "autocast_settings",
+    "gradients",
+    "no_autocast",
+    "setting",
+    "train",
+    "unroll",
+]

@@ -1,6 +1,8 @@
-"""What differs between devices: how many numbers are computed at a time, and whether Python may look at them.
+"""What differs between devices: how many numbers are computed at a time, and whether Python may
+look at them.
 
-A CPU is fast where they stay in its cache. A GPU takes microseconds to start a kernel, however small, and to look at a number is to wait for it.
+A CPU is fast where they stay in its cache. A GPU takes microseconds to start a kernel, however
+small, and to look at a number is to wait for it.
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ from torch import Tensor
 
 
 class Portions(NamedTuple):
-    """The numbers of a portion: that an optimizer updates; the same with its state in integers, which take more memory; and of a block of
-    positions times entries of the vocabulary, on the CPU for each thread. The learners that take their steps as one, if they fit into a block.
-    The share of all memory for the graphs of all steps: on a CPU, memory that a process never had costs more time than a gradient. How many times
-    the rows of a CPU's step a step takes: there, small steps teach most in the same time; on a GPU they take almost as long as larger ones."""
+    """The numbers of a portion: that an optimizer updates; the same with its state in integers,
+    which take more memory; and of a block of positions times entries of the vocabulary, on the CPU
+    for each thread. The learners that take their steps as one, if they fit into a block. The share
+    of all memory for the graphs of all steps: on a CPU, memory that a process never had costs more
+    time than a gradient. How many times the rows of a CPU's step a step takes: there, small steps
+    teach most in the same time; on a GPU they take almost as long as larger ones.
+    """
 
     update: int
     integers: int
@@ -26,7 +31,10 @@ class Portions(NamedTuple):
     rows: int
 
 
-PORTIONS = {"cpu": Portions(1 << 18, 1 << 16, 1 << 17, 1, 1 / 8, 1), "cuda": Portions(1 << 24, 1 << 24, 1 << 26, 8, 1 / 4, 4)}
+PORTIONS = {
+    "cpu": Portions(1 << 18, 1 << 16, 1 << 17, 1, 1 / 8, 1),
+    "cuda": Portions(1 << 24, 1 << 24, 1 << 26, 8, 1 / 4, 4),
+}
 
 
 def portions(x: Tensor) -> Portions:
@@ -35,7 +43,9 @@ def portions(x: Tensor) -> Portions:
 
 
 def values_are_free(x: Tensor) -> bool:
-    """Whether code may depend on the numbers in x: compiled code may not, and would wait for a GPU."""
+    """Whether code may depend on the numbers in x: compiled code may not, and would
+    wait for a GPU.
+    """
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 

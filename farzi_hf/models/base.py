@@ -1,8 +1,10 @@
-"""The bases of all models here: `SequenceModel` of every one, `NextItemModel` of the three that recommend.
+"""The bases of all models here: `SequenceModel` of every one, `NextItemModel` of the three that
+recommend.
 
-A next-item model reads items, scores the next item, and makes recommendations from histories. Item 0 is the padding, and items
-1 … num_items are real, so the vocabulary has V = num_items + 1 entries. Sequences are padded on the *right*. A strictly causal model then
-cannot see the padding from any real position. Position 1 holds the oldest item of the input, in training and in `recommend`.
+A next-item model reads items, scores the next item, and makes recommendations from histories. Item
+0 is the padding, and items 1 … num_items are real, so the vocabulary has V = num_items + 1 entries.
+Sequences are padded on the *right*. A strictly causal model then cannot see the padding from any
+real position. Position 1 holds the oldest item of the input, in training and in `recommend`.
 """
 
 import difflib
@@ -14,7 +16,14 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, initialization
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    initialization,
+)
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.auto import CONFIG_MAPPING
 
@@ -22,7 +31,8 @@ PADDING = 0
 
 
 class SequenceConfig(PreTrainedConfig):
-    """What the configs of all models here have. A subclass adds the size of its vocabulary. All arguments are keywords.
+    """What the configs of all models here have. A subclass adds the size of its vocabulary. All
+    arguments are keywords.
 
     Args:
         hidden_size: h, width of embeddings and layers.
@@ -51,10 +61,14 @@ class SequenceConfig(PreTrainedConfig):
 
 
 def check_fields(settings: Mapping[str, Any], name: str, **sizes: int) -> None:
-    """Raises ValueError, which calls the settings `name`, unless they are fields of the `model_type`, and its `sizes`, if given, these."""
+    """Raises ValueError, which calls the settings `name`, unless they are fields of the
+    `model_type`, and its `sizes`, if given, these.
+    """
     kind = settings.get("model_type")
     if kind not in CONFIG_MAPPING:
-        raise ValueError(f"{name}: model_type={kind!r:.80} is unknown{did_you_mean(kind, CONFIG_MAPPING.keys())}")
+        raise ValueError(
+            f"{name}: model_type={kind!r:.80} is unknown{did_you_mean(kind, CONFIG_MAPPING.keys())}"
+        )
     own = CONFIG_MAPPING[kind]
     known = {"model_type", *own.attribute_map, *(field.name for field in fields(own)), *sizes}
     for key in settings:
@@ -62,7 +76,9 @@ def check_fields(settings: Mapping[str, Any], name: str, **sizes: int) -> None:
             raise ValueError(f"{name}: {kind} has no field {key!r:.80}{did_you_mean(key, known)}")
     for key, value in sizes.items():
         if settings.get(key, value) != value:
-            raise ValueError(f"{name}: {key}={settings[key]!r:.80}, but the data have {value}; leave {key} out")
+            raise ValueError(
+                f"{name}: {key}={settings[key]!r:.80}, but the data have {value}; leave {key} out"
+            )
 
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:
@@ -81,7 +97,9 @@ def check_size(name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> 
 
 
 class SequenceModel(PreTrainedModel):
-    """Base of the models. A subclass sets `embedding` and `output`; `_states` maps embeddings (b, L, h) to states (b, L, h)."""
+    """Base of the models. A subclass sets `embedding` and `output`; `_states` maps embeddings (b,
+    L, h) to states (b, L, h).
+    """
 
     main_input_name = "input_ids"
     needs_mask: ClassVar[bool] = False
@@ -101,27 +119,41 @@ class SequenceModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, nn.GRU):  # torch's own bounds; transformers initialises only the LSTM
             for parameter in module.parameters():
-                initialization.uniform_(parameter, -(module.hidden_size**-0.5), module.hidden_size**-0.5)
+                initialization.uniform_(
+                    parameter, -(module.hidden_size**-0.5), module.hidden_size**-0.5
+                )
 
     def forward(
-        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any,
-    ) -> CausalLMOutput:  # fmt: skip
-        """Scores of every entry at every position and, if labels are given, the mean loss per predicted entry.
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutput:
+        """Scores of every entry at every position and, if labels are given, the mean loss per
+        predicted entry.
 
         Args:
             input_ids: (b, L) ids, padded on the right.
-            attention_mask: (b, L), 0 at padding. It changes nothing: no position sees the padding after it, and its labels are −100.
+            attention_mask: (b, L), 0 at padding. It changes nothing: no position sees the padding
+                after it, and its labels are −100.
             inputs_embeds: (b, L, h) in place of ids.
-            labels: ids (b, L), where −100 is ignored, or soft labels (b, L, V). This function shifts them.
+            labels: ids (b, L), where −100 is ignored, or soft labels (b, L, V). This function
+                shifts them.
 
         Raises:
-            ValueError: ids and embeddings are both given or both missing; of a next-item model also: there are more than max_length
-                positions, or the padding is on the left.
+            ValueError: ids and embeddings are both given or both missing; of a next-item model
+                also: there are more than max_length positions, or the padding is on the left.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        logits = self.output(self._states(self.embedding(input_ids) if inputs_embeds is None else inputs_embeds, attention_mask))
+        logits = self.output(
+            self._states(
+                self.embedding(input_ids) if inputs_embeds is None else inputs_embeds,
+                attention_mask,
+            )
+        )
         loss = None
         if labels is not None and labels.is_floating_point():
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(0, 1))
@@ -131,11 +163,13 @@ class SequenceModel(PreTrainedModel):
 
 
 class NextItemConfig(SequenceConfig):
-    """Size of a next-item model. It has the arguments of `SequenceConfig` and two more; embeddings are tied by default.
+    """Size of a next-item model. It has the arguments of `SequenceConfig` and two more; embeddings
+    are tied by default.
 
     Args:
         num_items: number of items without the padding; ids are 1 … num_items.
-        max_length: positions that the model reads at once; a longer history is cut to its last items.
+        max_length: positions that the model reads at once; a longer history is cut to its last
+            items.
     """
 
     sizes = (*SequenceConfig.sizes, "num_items", "max_length")
@@ -155,10 +189,11 @@ class NextItemConfig(SequenceConfig):
 
 
 class NextItemModel(SequenceModel):
-    """Base of the models: `logits (b, L, V)` at position j score the item at j + 1. A subclass sets `encoder_class`.
+    """Base of the models: `logits (b, L, V)` at position j score the item at j + 1. A subclass sets
+    `encoder_class`.
 
-    A module of that class, which is made of the config, maps embeddings (b, L, h) to states (b, L, h). The state at position j depends only on
-    embeddings up to j.
+    A module of that class, which is made of the config, maps embeddings (b, L, h) to states (b, L,
+    h). The state at position j depends only on embeddings up to j.
     """
 
     encoder_class: ClassVar[type[nn.Module]]
@@ -169,33 +204,46 @@ class NextItemModel(SequenceModel):
     def __init__(self, config: NextItemConfig) -> None:
         encoder = self.encoder_class(config)
         super().__init__(config)
-        self.loss_type = "ForCausalLM"  # transformers finds the loss by the class's name, but does not know this name
+        # transformers finds the loss by the class's name, but does not know this name
+        self.loss_type = "ForCausalLM"
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.encoder = encoder
         self.output = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
 
     @torch.no_grad()
-    def recommend(self, histories: Sequence[Sequence[int]], k: int = 10, exclude_seen: bool = True) -> Tensor:
-        """The k likeliest next items (n, k), best first. Among equal scores, the lower id comes first. Raises ValueError if a history is empty, an
-        item is unknown, or fewer than k items are left.
+    def recommend(
+        self, histories: Sequence[Sequence[int]], k: int = 10, exclude_seen: bool = True
+    ) -> Tensor:
+        """The k likeliest next items (n, k), best first. Among equal scores, the lower id comes
+        first. Raises ValueError if a history is empty, an item is unknown, or fewer than k items
+        are left.
 
         Args:
-            histories: n lists of items, oldest first. The model reads the last max_length − 1 items of each list. In training,
-                the last item of a sequence is only a target, so the last position has learnt nothing.
+            histories: n lists of items, oldest first. The model reads the last max_length − 1 items
+                of each list. In training, the last item of a sequence is only a target, so the last
+                position has learnt nothing.
             k: number of items to recommend.
             exclude_seen: whether to leave out all items of the user's whole history.
         """
         num_items = self.config.num_items
         for i, history in enumerate(histories):
             if len(history) == 0 or not 1 <= min(history) <= max(history) <= num_items:
-                raise ValueError(f"histories[{i}] is {history!r:.200}: give one or more of the items 1 … {num_items}")
+                raise ValueError(
+                    f"histories[{i}] is {history!r:.200}: give one or more of the items 1 …"
+                    f" {num_items}"
+                )
         left = num_items - (max(len(set(history)) for history in histories) if exclude_seen else 0)
         if not 1 <= k <= left:
-            raise ValueError(f"k={k} items are asked for: pass a number from 1 to {left}, the items that are left")
+            raise ValueError(
+                f"k={k} items are asked for: pass a number from 1 to {left}, the items that are"
+                " left"
+            )
         recent_items = max(1, self.config.max_length - 1)
         recent = [torch.as_tensor(history[-recent_items:]) for history in histories]
-        ids = nn.utils.rnn.pad_sequence(recent, batch_first=True, padding_value=PADDING).to(self.device)
+        ids = nn.utils.rnn.pad_sequence(recent, batch_first=True, padding_value=PADDING).to(
+            self.device
+        )
         training = self.training
         self.eval()
         states = self._states(self.embedding(ids))
@@ -211,8 +259,12 @@ class NextItemModel(SequenceModel):
     def _states(self, inputs_embeds: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         length, longest = inputs_embeds.shape[1], self.config.max_length
         if length > longest:
-            raise ValueError(f"the input has {length} positions, max_length={longest}: keep the last {longest}")
-        checked = None if torch.compiler.is_compiling() else attention_mask  # compiled code cannot branch on values
+            raise ValueError(
+                f"the input has {length} positions, max_length={longest}: keep the last {longest}"
+            )
+        checked = (
+            None if torch.compiler.is_compiling() else attention_mask
+        )  # compiled code cannot branch on values
         if checked is not None and not checked[:, 0].all():
             raise ValueError("attention_mask starts with 0: pad sequences on the right")
         return self.encoder(inputs_embeds)

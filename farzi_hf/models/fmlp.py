@@ -1,7 +1,8 @@
 """FMLP-Rec (Zhou et al., 2022): learnable filters over time and pointwise networks, no attention.
 
-The FMLP paper multiplies the spectrum of the whole sequence. This is a circular convolution: every position sees all others, and so the training
-target leaks into the input. Here the filter is causal, because all models of the Farzi paper predict from left to right.
+The FMLP paper multiplies the spectrum of the whole sequence. This is a circular convolution: every
+position sees all others, and so the training target leaks into the input. Here the filter is
+causal, because all models of the Farzi paper predict from left to right.
 """
 
 import torch
@@ -41,7 +42,9 @@ class _Layer(nn.Module):
         size = config.hidden_size
         self.filter = _CausalFilter(config)
         self.filter_norm = nn.LayerNorm(size)
-        self.pointwise = nn.Sequential(nn.Linear(size, 4 * size), nn.GELU(), nn.Linear(4 * size, size))
+        self.pointwise = nn.Sequential(
+            nn.Linear(size, 4 * size), nn.GELU(), nn.Linear(4 * size, size)
+        )
         self.pointwise_norm = nn.LayerNorm(size)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -53,8 +56,9 @@ class _Layer(nn.Module):
 class _CausalFilter(nn.Module):
     """One filter per channel: y_t = Σ_{s ≤ t} taps_{t−s} x_s.
 
-    A product of spectra over 2 L zero-padded positions would be the same linear map. Here the map is a triangular Toeplitz
-    matrix: it is causal to the last bit, works in half precision, and is as fast at the lengths of histories.
+    A product of spectra over 2 L zero-padded positions would be the same linear map. Here the map
+    is a triangular Toeplitz matrix: it is causal to the last bit, works in half precision, and is
+    as fast at the lengths of histories.
     """
 
     def __init__(self, config: FMLPConfig) -> None:
@@ -63,14 +67,22 @@ class _CausalFilter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         length = x.shape[1]
-        padded = F.pad(self.taps[:length], (0, 0, length - 1, 0))  # taps_{−(L−1)} … taps_{−1} are zero
-        toeplitz = padded.unfold(0, length, 1).flip(-1)  # (L, h, L): [t, c, s] = taps_{t−s} of channel c
-        return (toeplitz.transpose(0, 1) @ x.permute(2, 1, 0)).permute(2, 1, 0)  # batched over channels
+        padded = F.pad(
+            self.taps[:length], (0, 0, length - 1, 0)
+        )  # taps_{−(L−1)} … taps_{−1} are zero
+        toeplitz = padded.unfold(0, length, 1).flip(
+            -1
+        )  # (L, h, L): [t, c, s] = taps_{t−s} of channel c
+        return (toeplitz.transpose(0, 1) @ x.permute(2, 1, 0)).permute(
+            2, 1, 0
+        )  # batched over channels
 
 
 @register
 class FMLPForNextItem(NextItemModel):
-    """Item and position embeddings, layers of a causal filter and a pointwise network of width 4 h, item scores."""
+    """Item and position embeddings, layers of a causal filter and a pointwise network of width 4 h,
+    item scores.
+    """
 
     config_class, encoder_class = FMLPConfig, _FilterNetwork
 

@@ -1,18 +1,34 @@
-"""Recurrent models, twice differentiable on CPU and CUDA: GRU4Rec (Hidasi et al., 2016), and a language model, which transformers lacks."""
+"""Recurrent models, twice differentiable on CPU and CUDA: GRU4Rec (Hidasi et al., 2016), and a
+language model, which transformers lacks.
+"""
 
 import torch
 from torch import Tensor, nn
 
-from farzi_hf.models.base import NextItemConfig, NextItemModel, SequenceConfig, SequenceModel, register
+from farzi_hf.models.base import (
+    NextItemConfig,
+    NextItemModel,
+    SequenceConfig,
+    SequenceModel,
+    register,
+)
 
 
 def _gru(config: SequenceConfig) -> nn.GRU:
     between = config.dropout if config.num_hidden_layers > 1 else 0.0
-    return nn.GRU(config.hidden_size, config.hidden_size, config.num_hidden_layers, batch_first=True, dropout=between)
+    return nn.GRU(
+        config.hidden_size,
+        config.hidden_size,
+        config.num_hidden_layers,
+        batch_first=True,
+        dropout=between,
+    )
 
 
 def _states(model: nn.Module, embeds: Tensor) -> Tensor:
-    with torch.backends.cudnn.flags(enabled=False):  # its recurrent kernels have no second derivative
+    with torch.backends.cudnn.flags(
+        enabled=False
+    ):  # its recurrent kernels have no second derivative
         return model.dropout(model.gru(model.dropout(embeds))[0])
 
 

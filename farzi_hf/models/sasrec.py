@@ -12,7 +12,8 @@ class SASRecConfig(NextItemConfig):
     """Size of a `SASRecForNextItem`. It has the arguments of `NextItemConfig` and one more.
 
     Args:
-        num_attention_heads: heads of every layer; each has hidden_size / num_attention_heads channels.
+        num_attention_heads: heads of every layer; each has hidden_size / num_attention_heads
+            channels.
 
     Raises:
         ValueError: hidden_size is no multiple of num_attention_heads.
@@ -26,7 +27,10 @@ class SASRecConfig(NextItemConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         if self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"num_attention_heads={self.num_attention_heads} does not divide hidden_size={self.hidden_size}")
+            raise ValueError(
+                f"num_attention_heads={self.num_attention_heads} does not divide"
+                f" hidden_size={self.hidden_size}"
+            )
 
 
 class _Transformer(nn.Module):
@@ -60,7 +64,9 @@ class _Layer(nn.Module):
         return x + self.dropout(self.pointwise(self.pointwise_norm(x)))
 
     def _attention(self, x: Tensor) -> Tensor:
-        """Attention, written out in single operations, because fused attention has no second derivative."""
+        """Attention, written out in single operations, because fused attention has no second
+        derivative.
+        """
         b, length, size = x.shape
         # (b, L, 3h) → three times (b, heads, L, h / heads)
         q, k, v = self.query_key_value(x).view(b, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
@@ -72,10 +78,12 @@ class _Layer(nn.Module):
 
 @register
 class SASRecForNextItem(NextItemModel):
-    """Item and position embeddings, layers of causal attention and a pointwise network, layer norm, item scores.
+    """Item and position embeddings, layers of causal attention and a pointwise network, layer norm,
+    item scores.
 
-    Two details differ from the paper: layer norm comes before each sublayer, and the pointwise network uses GELU in place of
-    ReLU. Both make the training smoother, and so the gradient through the training.
+    Two details differ from the paper: layer norm comes before each sublayer, and the pointwise
+    network uses GELU in place of ReLU. Both make the training smoother, and so the gradient through
+    the training.
     """
 
     config_class, encoder_class = SASRecConfig, _Transformer

@@ -1,6 +1,7 @@
 """Reports: students on summaries and on real data, the rows and tables made of them, and figures.
 
-This room imports all rooms before it. Recipes and the command line use it. `report.plots` has the figures.
+This room imports all rooms before it. Recipes and the command line use it. `report.plots` has the
+figures.
 """
 
 from farzi_hf.report.comparison import Comparison, Measured, Student, pooled_row, pooled_rows
@@ -12,6 +13,21 @@ from farzi_hf.report.trials import Suggestion
 from farzi_hf.report.verdict import Verdict, compare
 
 __all__ = [
-    "BASELINES", "Comparison", "Measured", "RunSettings", "Student", "Suggestion", "TaskData", "Verdict",
-    "compare", "listed", "markdown", "pooled_row", "pooled_rows", "save_csv", "save_json", "save_text", "suggest",
-]  # fmt: skip
+    "BASELINES",
+    "Comparison",
+    "Measured",
+    "RunSettings",
+    "Student",
+    "Suggestion",
+    "TaskData",
+    "Verdict",
+    "compare",
+    "listed",
+    "markdown",
+    "pooled_row",
+    "pooled_rows",
+    "save_csv",
+    "save_json",
+    "save_text",
+    "suggest",
+]

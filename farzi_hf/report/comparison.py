@@ -1,6 +1,7 @@
 """Students on a summary and students on real data, trained and measured in the same way.
 
-Both have the same kind of start, the same inner optimizer, the same number of steps, and about as many tokens per step.
+Both have the same kind of start, the same inner optimizer, the same number of steps, and about as
+many tokens per step.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class Measured:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Measured:
         """The inverse of `to_json`."""
-        return cls(**{**values, "students": [np.asarray(student) for student in values["students"]]})
+        return cls(
+            **{**values, "students": [np.asarray(student) for student in values["students"]]}
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The measurements as JSON values."""
@@ -67,21 +70,27 @@ class Measured:
 
 
 def with_ids(task: Task, rows: Dataset) -> Dataset:
-    """Whole rows with `input_ids`; of rows that have a column `text` alone, the task's tokenizer makes them."""
+    """Whole rows with `input_ids`; of rows that have a column `text` alone, the task's tokenizer
+    makes them.
+    """
     return rows if "input_ids" in rows.column_names else task.training_rows(rows, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Students):
-    """Trains and measures the students of one summary and one seed, and students on real data beside them.
+    """Trains and measures the students of one summary and one seed, and students on real data
+    beside them.
 
     Args:
         task: measures the students.
         splits: train, validation and test as sequences in `input_ids`.
         length: the number of entries that the learner reads.
-        long_training: how students train on real data for as long as helps: as teachers of labels do, or longer.
-        carrier: makes a summary of the same data that carries a packed teacher; None where rows of such a summary are left out.
-        num_students: students per row. Each has its own start and, if the row draws a subset, its own subset.
+        long_training: how students train on real data for as long as helps: as teachers of labels
+            do, or longer.
+        carrier: makes a summary of the same data that carries a packed teacher; None where rows of
+            such a summary are left out.
+        num_students: students per row. Each has its own start and, if the row draws a subset, its
+            own subset.
         batch_size: batch size of the evaluation.
     """
 
@@ -95,10 +104,15 @@ class Comparison(Students):
 
     @classmethod
     def of_summary(
-        cls, farzi: FarziData, data: TaskData, config: PreTrainedConfig | None = None, device: str | None = None,
+        cls,
+        farzi: FarziData,
+        data: TaskData,
+        config: PreTrainedConfig | None = None,
+        device: str | None = None,
         **settings: Any,
-    ) -> Comparison:  # fmt: skip
-        """Students of a saved summary, and of the data that its recipe names: see `TaskData.of_summary`.
+    ) -> Comparison:
+        """Students of a saved summary, and of the data that its recipe names: see
+        `TaskData.of_summary`.
 
         Args:
             config: of another learner; by default that of the recipe.
@@ -111,14 +125,27 @@ class Comparison(Students):
         training = SyntheticTraining.of(inner, farzi.config.tau).reading(farzi)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         return cls(
-            task=data.task, splits=data.splits(seed), learner=Learner(config).to(device), farzi=farzi.to(device),
-            training=training, long_training=TeacherTraining(training.optimizer, 2000, 16), steps=inner["steps"], seed=42,
-            length=getattr(config, "max_length", length), device=device, quiet=True, **settings,
-        )  # fmt: skip
+            task=data.task,
+            splits=data.splits(seed),
+            learner=Learner(config).to(device),
+            farzi=farzi.to(device),
+            training=training,
+            long_training=TeacherTraining(training.optimizer, 2000, 16),
+            steps=inner["steps"],
+            seed=42,
+            length=getattr(config, "max_length", length),
+            device=device,
+            quiet=True,
+            **settings,
+        )
 
     @classmethod
     def of_trainer(
-        cls, trainer: FarziTrainer, splits: DatasetDict, long_training: TeacherTraining | None = None, **settings: Any
+        cls,
+        trainer: FarziTrainer,
+        splits: DatasetDict,
+        long_training: TeacherTraining | None = None,
+        **settings: Any,
     ) -> Comparison:
         """Students of a trainer's summary, and of the real data `splits`.
 
@@ -128,21 +155,31 @@ class Comparison(Students):
         """
         args = trainer.args
         return cls(
-            task=trainer.task, splits=splits, length=args.sequence_length,
-            long_training=long_training or args.make_teacher_training(), batch_size=args.per_device_eval_batch_size,
-            **vars(trainer.students), **settings,
-        )  # fmt: skip
+            task=trainer.task,
+            splits=splits,
+            length=args.sequence_length,
+            long_training=long_training or args.make_teacher_training(),
+            batch_size=args.per_device_eval_batch_size,
+            **vars(trainer.students),
+            **settings,
+        )
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of an inner step, b_syn · ξ. A step takes no more than the rows that are stored."""
+        """Tokens of an inner step, b_syn · ξ. A step takes no more than the rows that
+        are stored.
+        """
         stored = self.farzi.config.num_sequences
         size = self.training.batch_size or stored
-        return (size if self.farzi.is_endless else min(size, stored)) * self.farzi.config.sequence_length
+        return (
+            size if self.farzi.is_endless else min(size, stored)
+        ) * self.farzi.config.sequence_length
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds of the students on real data. Distillations with different seeds never share one of these."""
+        """The seeds of the students on real data. Distillations with different seeds never share
+        one of these.
+        """
         return [derive(self.seed, Purpose.REAL_STUDENT, i) for i in range(self.num_students)]
 
     def token_bytes(self, tokens: int) -> int:
@@ -154,27 +191,40 @@ class Comparison(Students):
         return self.token_bytes(len(flatten_sequences(sequences)[0]))
 
     def compressed_nbytes(self, sequences: Dataset) -> int:
-        """Bytes that `xz -9` leaves of all ids, each in as many whole bytes as the vocabulary needs (xz finds less in packed bits)."""
-        ids = flatten_sequences(sequences)[0].astype(np.min_scalar_type(self.learner.vocab_size - 1))
+        """Bytes that `xz -9` leaves of all ids, each in as many whole bytes as the vocabulary needs
+        (xz finds less in packed bits).
+        """
+        ids = flatten_sequences(sequences)[0].astype(
+            np.min_scalar_type(self.learner.vocab_size - 1)
+        )
         return len(lzma.compress(ids.tobytes(), preset=9))
 
     def summary_student(self, index: int = 0) -> Student:
-        """Student `index` of the summary as it is now: the same as `FarziTrainer.students.on_summary(index)`."""
+        """Student `index` of the summary as it is now: the same as
+        `FarziTrainer.students.on_summary(index)`.
+        """
         return partial(self.learner.logits, self.on_summary(index))
 
     def real_student(self, sequences: Dataset, steps: int, seed: int) -> Student:
-        """A student after `steps` steps of the inner optimizer. Each step reads about as many tokens as an inner step."""
+        """A student after `steps` steps of the inner optimizer. Each step reads about as many
+        tokens as an inner step.
+        """
         data = self.real_data(sequences)
-        return partial(self.learner.logits, self.on_real(data, self.real_batch_size(data.dataset), steps, seed))
+        return partial(
+            self.learner.logits, self.on_real(data, self.real_batch_size(data.dataset), steps, seed)
+        )
 
     def long_student(self, seed: int, steps: int | None = None) -> tuple[Student, int]:
-        """A student trained on all real data with `long_training`, or with `steps` steps of that kind; and the steps that it took.
+        """A student trained on all real data with `long_training`, or with `steps` steps of that
+        kind; and the steps that it took.
 
         It stops early on the validation split, as teachers do.
         """
         training = self.long_training if steps is None else replace(self.long_training, steps=steps)
         held_out = self.task.evaluation_rows(self.splits["validation"], self.length)
-        trained = training.train(self.learner, replace(self.real_data(self.splits["train"]), held_out=held_out), seed)
+        trained = training.train(
+            self.learner, replace(self.real_data(self.splits["train"]), held_out=held_out), seed
+        )
         return partial(self.learner.logits, trained.params), trained.steps
 
     def real_data(self, sequences: Dataset) -> RealData:
@@ -207,18 +257,25 @@ class Comparison(Students):
         return shuffled.select(range(min(len(ends), int(np.searchsorted(ends, tokens)) + 1)))
 
     def draw_bytes(self, seed: int) -> Dataset:
-        """Random sequences with as many bytes as the summary has, or a few more; all, if they have fewer."""
+        """Random sequences with as many bytes as the summary has, or a few more; all, if they have
+        fewer.
+        """
         return self.draw_tokens(8 * self.farzi.nbytes // id_bits(self.learner.vocab_size), seed)
 
     def outputs(
-        self, student: Student, rows: Dataset, statistic: Callable[[Tensor, Mapping[str, Tensor]], Tensor]
+        self,
+        student: Student,
+        rows: Dataset,
+        statistic: Callable[[Tensor, Mapping[str, Tensor]], Tensor],
     ) -> list[np.ndarray]:
         """`statistic(logits, batch)` of each row."""
         found, longest = [], flatten_sequences(rows)[1].max(initial=1)
         size = int(np.clip(_LOGITS // (longest * self.learner.vocab_size), 1, self.batch_size))
         for start in range(0, len(rows), size):
             batch = self.task.collator(as_rows(rows[start : start + size]))
-            batch = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+            batch = {
+                name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()
+            }
             with torch.no_grad():
                 found.extend(statistic(student(batch), batch).cpu().numpy())
         return found
@@ -231,10 +288,22 @@ class Comparison(Students):
         """The number that early stopping minimises."""
         return self.task.error(self.statistics(student, self.splits["validation"]))
 
-    def trained(self, method: str, train: Callable[[int], Student], numbers: Sequence[int], nbytes: int, steps: int) -> Measured:
-        """Trains the students `train(number)`, measures them on the test split, and prints one line with their result."""
+    def trained(
+        self,
+        method: str,
+        train: Callable[[int], Student],
+        numbers: Sequence[int],
+        nbytes: int,
+        steps: int,
+    ) -> Measured:
+        """Trains the students `train(number)`, measures them on the test split, and prints one line
+        with their result.
+        """
         start = time.perf_counter()
-        students = [train(number) for number in tqdm(numbers, method, disable=self.quiet, leave=False, dynamic_ncols=True)]
+        students = [
+            train(number)
+            for number in tqdm(numbers, method, disable=self.quiet, leave=False, dynamic_ncols=True)
+        ]
         seconds = round((time.perf_counter() - start) / len(students), 2)
         statistics = [self.statistics(student, self.splits["test"]) for student in students]
         found = Measured(method, statistics, nbytes, steps, seconds)
@@ -244,12 +313,22 @@ class Comparison(Students):
     def trained_on_real(self, method: str, draw: Callable[[int], Dataset], steps: int) -> Measured:
         """Trains students on real data, each on the subset `draw(seed)`, and measures them."""
         nbytes = round(np.mean([self.nbytes(draw(seed)) for seed in self.seeds]))
-        return self.trained(method, lambda seed: self.real_student(draw(seed), steps, seed), self.seeds, nbytes, steps)
+        return self.trained(
+            method,
+            lambda seed: self.real_student(draw(seed), steps, seed),
+            self.seeds,
+            nbytes,
+            steps,
+        )
 
     def counted(self) -> list[Measured]:
-        """Count models, which are not trained. Their `nbytes` are the bytes of the training split."""
+        """Count models, which are not trained. Their `nbytes` are the bytes of the
+        training split.
+        """
         splits, nbytes = self.splits, self.nbytes(self.splits["train"])
-        found = self.task.counted(splits["train"], splits["validation"], splits["test"], self.learner.vocab_size)
+        found = self.task.counted(
+            splits["train"], splits["validation"], splits["test"], self.learner.vocab_size
+        )
         return [Measured(method, [statistics], nbytes) for method, statistics in found.items()]
 
     def row(self, measured: Measured) -> Row:
@@ -258,19 +337,35 @@ class Comparison(Students):
 
 
 def pooled_row(task: Task, seeds: Sequence[Measured]) -> Row:
-    """The row of one method over all seeds: metrics with spread and intervals, and the means of bytes, steps and seconds."""
+    """The row of one method over all seeds: metrics with spread and intervals, and the means of
+    bytes, steps and seconds.
+    """
     first = seeds[0]
-    row = task.row(first.method, [part.students for part in seeds], round(np.mean([part.nbytes for part in seeds])))
+    row = task.row(
+        first.method,
+        [part.students for part in seeds],
+        round(np.mean([part.nbytes for part in seeds])),
+    )
     if first.steps is not None:
-        row |= {"steps": round(np.mean([part.steps for part in seeds])), "students": len(first.students)}
+        row |= {
+            "steps": round(np.mean([part.steps for part in seeds])),
+            "students": len(first.students),
+        }
         row["seconds"] = round(np.mean([part.seconds for part in seeds]), 2)
     return row
 
 
 def pooled_rows(task: Task, seeds: Sequence[Sequence[Mapping[str, Any]]]) -> list[Row]:
-    """A row for each method that all seeds have, over all seeds. The others are named on a line of their own."""
+    """A row for each method that all seeds have, over all seeds. The others are named on a line of
+    their own.
+    """
     of_seeds = [{part["method"]: Measured.from_json(part) for part in parts} for parts in seeds]
     common = [method for method in of_seeds[0] if all(method in parts for parts in of_seeds)]
-    if left_out := ", ".join(sorted({method for parts in of_seeds for method in parts} - set(common))):
-        print(f"Not in the table, as some splits lack it (made with another number of processes?): {left_out}")
+    if left_out := ", ".join(
+        sorted({method for parts in of_seeds for method in parts} - set(common))
+    ):
+        print(
+            "Not in the table, as some splits lack it (made with another number of processes?):"
+            f" {left_out}"
+        )
     return [pooled_row(task, [parts[method] for parts in of_seeds]) for method in common]

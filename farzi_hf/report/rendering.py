@@ -1,4 +1,6 @@
-"""Facts about a run, for its table and its card: versions, the source data and its licence, and the cost of training."""
+"""Facts about a run, for its table and its card: versions, the source data and its licence, and the
+cost of training.
+"""
 
 import math
 import subprocess
@@ -20,14 +22,25 @@ from farzi_hf.tasks import Recommendation, Task
 
 def environment(args: TrainingArguments) -> dict[str, Any]:
     """The facts on which a result depends beside its recipe and seeds: versions and hardware."""
-    versions = {"farzi_hf": farzi_hf.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
-    return {"world_size": args.world_size, "device": args.device.type, **versions, **commit_of(Path(__file__))}
+    versions = {
+        "farzi_hf": farzi_hf.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    return {
+        "world_size": args.world_size,
+        "device": args.device.type,
+        **versions,
+        **commit_of(Path(__file__)),
+    }
 
 
 def commit_of(path: Path) -> dict[str, str]:
-    """The fact `commit` of the repository that this file belongs to. There is none without git, or for a copy that a repository ignores.
+    """The fact `commit` of the repository that this file belongs to. There is none without git, or
+    for a copy that a repository ignores.
 
-    It ends with -dirty where files differ from the commit. Texts do not count, nor results, which the program itself may have written.
+    It ends with -dirty where files differ from the commit. Texts do not count, nor results, which
+    the program itself may have written.
     """
 
     def git(*arguments: str) -> str:
@@ -36,14 +49,24 @@ def commit_of(path: Path) -> dict[str, str]:
 
     try:
         git("ls-files", "--error-unmatch", path.name)
-        changed = git("diff", "--name-only", "HEAD", "--", ":(top)", ":(top,exclude)model_cards", ":(top,exclude)*.md")
+        changed = git(
+            "diff",
+            "--name-only",
+            "HEAD",
+            "--",
+            ":(top)",
+            ":(top,exclude)model_cards",
+            ":(top,exclude)*.md",
+        )
         return {"commit": git("describe", "--always") + ("-dirty" if changed else "")}
     except (OSError, subprocess.CalledProcessError):
         return {}
 
 
 def distillation_seconds(log_history: Sequence[Mapping[str, Any]]) -> float:
-    """Seconds of the start and of all outer steps, without evaluations. The steps before each resume are counted too."""
+    """Seconds of the start and of all outer steps, without evaluations. The steps before each
+    resume are counted too.
+    """
     previous, seconds = 0, 0.0
     for entry in log_history:
         seconds += entry.get("start_seconds", 0.0)
@@ -56,21 +79,31 @@ def distillation_seconds(log_history: Sequence[Mapping[str, Any]]) -> float:
 _OURS = {
     "dataset": "the sample data of farzi_hf",
     "licence": "apache-2.0",
-    "licence_text": "The source was invented for farzi_hf, whose licence is Apache-2.0. It does not describe real people.",
+    "licence_text": (
+        "The source was invented for farzi_hf, whose licence is Apache-2.0. It does not describe"
+        " real people."
+    ),
 }
 PROVENANCES = {
     "ptb": {
         "dataset": "Penn Treebank",
-        "licence_text": "The source, Penn Treebank, is licensed by the Linguistic Data Consortium (LDC99T42). Ask the consortium before you "
-        "publish a summary of it.",
+        "licence_text": (
+            "The source, Penn Treebank, is licensed by the Linguistic Data Consortium (LDC99T42)."
+            " Ask the consortium before you publish a summary of it."
+        ),
     },
     "ml-100k": {
         "dataset": "MovieLens-100k",
-        "licence_text": "The source, MovieLens, may be used for research; GroupLens forbids its redistribution.",
+        "licence_text": (
+            "The source, MovieLens, may be used for research; GroupLens forbids its redistribution."
+        ),
     },
     "magazine": {
         "dataset": "Amazon Magazine Subscriptions",
-        "licence_text": "The source, Amazon reviews of magazine subscriptions, was collected for research and states no licence.",
+        "licence_text": (
+            "The source, Amazon reviews of magazine subscriptions, was collected for research and"
+            " states no licence."
+        ),
     },
     "sample": _OURS,
     "sample_interactions": _OURS,
@@ -91,10 +124,11 @@ def provenance(c: Comparison, data: TaskData, seed: int) -> dict[str, Any]:
 
 
 def cost(c: Comparison) -> dict[str, float]:
-    """Seconds of two trainings: one on the summary, and one on the full data that is as good on the validation split.
+    """Seconds of two trainings: one on the summary, and one on the full data that is as good on the
+    validation split.
 
-    The second training is that of the row "full data, long" with fewer steps: a sixteenth of its steps, an eighth, …, all. If none is as
-    good, its facts are left out.
+    The second training is that of the row "full data, long" with fewer steps: a sixteenth of its
+    steps, an eighth, …, all. If none is as good, its facts are left out.
     """
     start = time.perf_counter()
     student = c.summary_student(0)
@@ -112,17 +146,27 @@ def cost(c: Comparison) -> dict[str, float]:
     return facts
 
 
-def ratios(task: Task, seeds: Sequence[Sequence[Mapping[str, Any]]], ours: str, other: str) -> dict[str, str]:
-    """A recommender's metrics of one row divided by those of another one, in per cent, with intervals paired over users. `seeds` are the rows of
-    each seed, as `Measured.to_json` gives them.
+def ratios(
+    task: Task, seeds: Sequence[Sequence[Mapping[str, Any]]], ours: str, other: str
+) -> dict[str, str]:
+    """A recommender's metrics of one row divided by those of another one, in per cent, with
+    intervals paired over users. `seeds` are the rows of each seed, as `Measured.to_json` gives
+    them.
     """
     found = [row for rows in seeds for row in rows]
-    mine, theirs = ([np.asarray(row["students"]) for row in found if row["method"] == method] for method in (ours, other))
+    mine, theirs = (
+        [np.asarray(row["students"]) for row in found if row["method"] == method]
+        for method in (ours, other)
+    )
     if not len(mine) == len(theirs) == len(seeds):
         return {}
     shares = []
     for name in Recommendation.shown:
         share, (low, high) = task.ratio(mine, theirs, name)
-        known = f"{100 * share:.1f} % ({100 * low:.1f}–{100 * high:.1f})" if math.isfinite(share) else "–"
+        known = (
+            f"{100 * share:.1f} % ({100 * low:.1f}–{100 * high:.1f})"
+            if math.isfinite(share)
+            else "–"
+        )
         shares.append(f"{name.upper()} {known}")
     return {f"{ours.partition(' [')[0]} / {other}": ", ".join(shares)}

@@ -1,4 +1,6 @@
-"""The rows of a table of results: students on the summary, and on a packed teacher and on real data to compare with."""
+"""The rows of a table of results: students on the summary, and on a packed teacher and on real data
+to compare with.
+"""
 
 import copy
 import os
@@ -11,7 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, PreTrainedModel, PrinterCallback, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainingArguments,
+)
 
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import FarziTrainer, SyntheticTraining
@@ -25,14 +33,24 @@ from farzi_hf.summary.teacher import plain_config
 def on_summary(c: Comparison, method: str) -> Measured:
     """Students on the summary as it is now."""
     students = c.on_summary_each(c.num_students)
-    return c.trained(method, lambda _: partial(c.learner.logits, next(students)), range(c.num_students), c.farzi.nbytes, c.steps)
+    return c.trained(
+        method,
+        lambda _: partial(c.learner.logits, next(students)),
+        range(c.num_students),
+        c.farzi.nbytes,
+        c.steps,
+    )
 
 
 def carrier_of(trainer: FarziTrainer) -> FarziData:
-    """A summary of a trainer's data that carries a packed teacher of the same kind, with the settings of that form and no outer step."""
+    """A summary of a trainer's data that carries a packed teacher of the same kind, with the
+    settings of that form and no outer step.
+    """
     args, learner, defaults = copy.copy(trainer.args), trainer.learner, LABELS["teacher"].defaults
     vars(args).update({name: defaults[name] for name in ("inputs", "storage")}, labels="teacher")
-    config = args.summary_config(learner.vocab_size, teacher=plain_config(trainer.labelling.model.config))
+    config = args.summary_config(
+        learner.vocab_size, teacher=plain_config(trainer.labelling.model.config)
+    )
     config.inner = {**STUDENTS_OF_A_TEACHER, "steps": args.inner_steps}
     farzi = FarziData(config, trainer.task.processing_class).to(args.device)
     args.make_start()(farzi, trainer.train_dataset, args.seed)
@@ -42,7 +60,9 @@ def carrier_of(trainer: FarziTrainer) -> FarziData:
 
 
 def packed_teacher(c: Comparison) -> Measured | None:
-    """Students of a packed teacher, which reads made-up ids: what a summary has to be better than. None for one that is of this kind."""
+    """Students of a packed teacher, which reads made-up ids: what a summary has to be better than.
+    None for one that is of this kind.
+    """
     if c.carrier is None or c.farzi.carried is not None:
         return None
     farzi = c.carrier()
@@ -55,11 +75,15 @@ def teacher(c: Comparison) -> Measured | None:
     if c.carrier is None and c.farzi.carried is None:
         return None
     farzi = c.carrier() if c.farzi.carried is None else c.farzi
-    return Measured("teacher", [c.statistics(prediction_of(farzi.teacher), c.splits["test"])], farzi.nbytes)
+    return Measured(
+        "teacher", [c.statistics(prediction_of(farzi.teacher), c.splits["test"])], farzi.nbytes
+    )
 
 
 def under_stock_trainer(c: Comparison, folder: str | os.PathLike, method: str) -> Measured:
-    """A student that trains as a user would: on the saved artefact, under the stock Trainer, with the artefact's settings."""
+    """A student that trains as a user would: on the saved artefact, under the stock Trainer, with
+    the artefact's settings.
+    """
     farzi = FarziData.from_pretrained(folder)
 
     def train(seed: int) -> Student:
@@ -73,20 +97,38 @@ def under_stock_trainer(c: Comparison, folder: str | os.PathLike, method: str) -
 
 
 def stock_arguments(c: Comparison, output_dir: str, seed: int, **changes: Any) -> TrainingArguments:
-    """Arguments of the stock Trainer: the settings of the summary, and no output to the terminal."""
-    quiet = {"logging_strategy": "no", "disable_tqdm": True, "use_cpu": torch.device(c.device).type == "cpu"}
-    seed %= 2**32  # transformers seeds NumPy's old generator with this number; the generator takes 32 bits
+    """Arguments of the stock Trainer: the settings of the summary, and no output to
+    the terminal.
+    """
+    quiet = {
+        "logging_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": torch.device(c.device).type == "cpu",
+    }
+    seed %= (
+        2**32
+    )  # transformers seeds NumPy's old generator with this number; the generator takes 32 bits
     return c.farzi.training_arguments(output_dir, **{**quiet, "seed": seed, **changes})
 
 
 def train_stock(
-    model: PreTrainedModel, rows: Dataset, collator: Callable, args: TrainingArguments, optimizer: tuple | None = None
-) -> Student:  # fmt: skip
-    """Trains `model` with the stock Trainer, on the soft tokens or ids that `collator` makes, and returns it as a student."""
+    model: PreTrainedModel,
+    rows: Dataset,
+    collator: Callable,
+    args: TrainingArguments,
+    optimizer: tuple | None = None,
+) -> Student:
+    """Trains `model` with the stock Trainer, on the soft tokens or ids that `collator` makes, and
+    returns it as a student.
+    """
     trainer = Trainer(
-        model=attach_soft_inputs(model), args=args, train_dataset=rows, data_collator=collator,
-        compute_loss_func=soft_cross_entropy, optimizer_cls_and_kwargs=optimizer,
-    )  # fmt: skip
+        model=attach_soft_inputs(model),
+        args=args,
+        train_dataset=rows,
+        data_collator=collator,
+        compute_loss_func=soft_cross_entropy,
+        optimizer_cls_and_kwargs=optimizer,
+    )
     trainer.remove_callback(PrinterCallback)  # the table has the results
     trainer.train()
     return prediction_of(model.eval())
@@ -94,7 +136,9 @@ def train_stock(
 
 def prediction_of(model: PreTrainedModel) -> Student:
     """A trained model as a student."""
-    return lambda batch: model(**{name: batch[name] for name in ("input_ids", "attention_mask")}).logits
+    return lambda batch: (
+        model(**{name: batch[name] for name in ("input_ids", "attention_mask")}).logits
+    )
 
 
 def full_long(c: Comparison) -> Measured:
@@ -106,19 +150,27 @@ def full_long(c: Comparison) -> Measured:
         taken.append(steps)
         return student
 
-    found = c.trained("full data, long", train, c.seeds, c.nbytes(c.splits["train"]), c.long_training.steps)
+    found = c.trained(
+        "full data, long", train, c.seeds, c.nbytes(c.splits["train"]), c.long_training.steps
+    )
     return replace(found, steps=round(np.mean(taken)))
 
 
 def stopped_early(c: Comparison, method: str, draw: Callable[[int], Dataset]) -> Measured:
-    """Students on the subset `draw(seed)`, trained for T, T/2, … or T/32 steps, which the first student's validation chooses."""
+    """Students on the subset `draw(seed)`, trained for T, T/2, … or T/32 steps, which the first
+    student's validation chooses.
+    """
     subset, candidates = draw(c.seeds[0]), {max(1, c.steps // 2**halvings) for halvings in range(6)}
     error = lambda steps: c.validation_error(c.real_student(subset, steps, c.seeds[0]))  # noqa: E731
     return c.trained_on_real(method, draw, min(sorted(candidates), key=error))
 
 
-def of_stored_rows(measure: Callable[[Comparison], Measured]) -> Callable[[Comparison], Measured | None]:
-    """A row with as many sequences or positions as the summary has: None where it makes as many as a training asks for."""
+def of_stored_rows(
+    measure: Callable[[Comparison], Measured],
+) -> Callable[[Comparison], Measured | None]:
+    """A row with as many sequences or positions as the summary has: None where it makes as many as
+    a training asks for.
+    """
     return lambda c: None if c.farzi.is_endless else measure(c)
 
 
@@ -129,11 +181,22 @@ BASELINES: dict[str, Callable[[Comparison], Measured | None]] = {
     # all data: for as many steps as on the summary, and for as long as helps
     "full": lambda c: c.trained_on_real("full data", c.all_sequences, c.steps),
     "full_long": full_long,
-    # random sequences: μ of them, and with the bytes of the summary. T steps on so few may overfit, so some stop early.
-    "random": of_stored_rows(lambda c: c.trained_on_real("random, same sequences", c.draw_sequences, c.steps)),
-    "random_early_stop": of_stored_rows(lambda c: stopped_early(c, "random, stopped early", c.draw_sequences)),
+    # random sequences: μ of them, and with the bytes of the summary. T steps on so few may overfit,
+    # so some stop early.
+    "random": of_stored_rows(
+        lambda c: c.trained_on_real("random, same sequences", c.draw_sequences, c.steps)
+    ),
+    "random_early_stop": of_stored_rows(
+        lambda c: stopped_early(c, "random, stopped early", c.draw_sequences)
+    ),
     "random_bytes": lambda c: c.trained_on_real("random, same bytes", c.draw_bytes, c.steps),
-    "random_bytes_early_stop": lambda c: stopped_early(c, "random, same bytes, stopped early", c.draw_bytes),
-    "head": of_stored_rows(lambda c: c.trained_on_real("head (longest)", c.longest_sequences, c.steps)),
+    "random_bytes_early_stop": lambda c: stopped_early(
+        c, "random, same bytes, stopped early", c.draw_bytes
+    ),
+    "head": of_stored_rows(
+        lambda c: c.trained_on_real("head (longest)", c.longest_sequences, c.steps)
+    ),
 }
-"""Rows to compare a summary with, by the names that the setting `baselines` takes. None: the row means nothing for this summary."""
+"""Rows to compare a summary with, by the names that the setting `baselines` takes. None: the row
+means nothing for this summary.
+"""

@@ -1,14 +1,19 @@
-"""The automatic choice of a distillation: short trials on the validation part, cheapest first, within bytes and minutes.
+"""The automatic choice of a distillation: short trials on the validation part, cheapest first,
+within bytes and minutes.
 
 1. **Learners.** Each architecture of `Task.learners` trains for some seconds on the real data.
-2. **The teacher.** The best of them trains on, until the validation part says stop or its share of the time is over.
-3. **Packing.** The teacher trains on in few bits: in so few that it fits, and in fewer as long as it loses nothing.
+2. **The teacher.** The best of them trains on, until the validation part says stop or its share of
+   the time is over.
+3. **Packing.** The teacher trains on in few bits: in so few that it fits, and in fewer as long as
+   it loses nothing.
 4. **Students** train on the packed teacher, with some lengths, rates and numbers of rows.
 
-One choice has no trial, because each set that was measured gave the same answer (recipes/LOG.md): the summary carries its teacher, and makes
-the ids that students read. Fixed rows with labels of their own need a table of the vocabulary too, and students learn them by heart.
+One choice has no trial, because each set that was measured gave the same answer (recipes/LOG.md):
+the summary carries its teacher, and makes the ids that students read. Fixed rows with labels of
+their own need a table of the vocabulary too, and students learn them by heart.
 
-Every trial is kept on the disk with its result. A search that is started again takes what is there and goes on.
+Every trial is kept on the disk with its result. A search that is started again takes what is there
+and goes on.
 """
 
 import hashlib
@@ -47,26 +52,51 @@ from farzi_hf.tasks import Task
 KEPT = "trials.json"
 _SHARES = {"learners": 0.22, "teacher": 0.25, "packing": 0.08, "students": 0.15}
 _ALONE = {"learners": 0.05, "teacher": 0.42}
-"""Of the time, for packing each of two times; where there is one learner, its first teacher needs to be good enough for a first answer only. The
-rest is for the comparison that follows."""
+"""Of the time, for packing each of two times; where there is one learner, its first teacher needs
+to be good enough for a first answer only. The rest is for the comparison that follows.
+"""
 _EQUAL = 0.01
-"""Of the error, which is nats a token, or the mean ln r of ranks: of trials that differ by less, the first is taken, which is the cheapest."""
-_BEHIND = 0.1  # of teachers that still learn, the widest one that is not worse by more: most of its training is to come
-_CLOSE, _CLOSE_RANKS = 0.03, 0.05  # of students, the first that is as near to its teacher (ranks: for 1 % of HR@100)
+"""Of the error, which is nats a token, or the mean ln r of ranks: of trials that differ by less,
+the first is taken, which is the cheapest.
+"""
+# of teachers that still learn, the widest one that is not worse by more: most of its training is to
+# come
+_BEHIND = 0.1
+_CLOSE, _CLOSE_RANKS = (
+    0.03,
+    0.05,
+)  # of students, the first that is as near to its teacher (ranks: for 1 % of HR@100)
 _DIVERGED = 1e9
 _IDS = 100_000  # of the validation part; more would tell little more, and take long
 _TIMED = 10  # steps
 _FIRST = 100  # steps of the student of the first answer
-_FEWEST, _MOST, _EPOCHS = 100, 20_000, 10  # steps of a teacher: 20,000 or ten times all rows at most, whichever is more
+_FEWEST, _MOST, _EPOCHS = (
+    100,
+    20_000,
+    10,
+)  # steps of a teacher: 20,000 or ten times all rows at most, whichever is more
 _STUDENTS = (
-    (200, 10, 0.02, "drawn"), (600, 10, 0.02, "drawn"), (600, 10, 0.02, "written"), (2000, 10, 0.015, None), (5000, 10, 0.015, None),
-)  # fmt: skip
-"""Steps, rows a step (few: of as many seconds, small steps teach more; a GPU takes more, see `Portions`), rate at a width of 16, inputs. None: those
-that left less to learn, times their seconds, because what is left was about halved by twice the steps (recipes/LOG.md). Cheapest first."""
+    (200, 10, 0.02, "drawn"),
+    (600, 10, 0.02, "drawn"),
+    (600, 10, 0.02, "written"),
+    (2000, 10, 0.015, None),
+    (5000, 10, 0.015, None),
+)
+"""Steps, rows a step (few: of as many seconds, small steps teach more; a GPU takes more, see
+`Portions`), rate at a width of 16, inputs. None: those that left less to learn, times their
+seconds, because what is left was about halved by twice the steps (recipes/LOG.md). Cheapest first.
+"""
 _PACKINGS = (
-    ("coded6", 0.05, 4.3), ("coded5", 0.15, 3.6), ("coded5", 0.3, 3.1), ("coded4", 0.6, 2.8), ("coded3", 0.6, 2.7), ("coded2", 0.6, 1.5),
-)  # fmt: skip
-"""Ways to store a teacher, with the penalty on its numbers, and the bits that a number then took where it was measured: largest first."""
+    ("coded6", 0.05, 4.3),
+    ("coded5", 0.15, 3.6),
+    ("coded5", 0.3, 3.1),
+    ("coded4", 0.6, 2.8),
+    ("coded3", 0.6, 2.7),
+    ("coded2", 0.6, 1.5),
+)
+"""Ways to store a teacher, with the penalty on its numbers, and the bits that a number then took
+where it was measured: largest first.
+"""
 _SMALLEST = _PACKINGS[-3][2]
 """Bits for which the width of a teacher still pays."""
 _SLACK = 1.15
@@ -93,19 +123,22 @@ def suggest(
     """Chooses the settings of a distillation by short trials on the validation part.
 
     Args:
-        dataset: whole rows in `input_ids`, or in `text` for the task's tokenizer, with the splits train and validation. A tenth of a single
-            `Dataset` is held out.
+        dataset: whole rows in `input_ids`, or in `text` for the task's tokenizer, with the splits
+            train and validation. A tenth of a single `Dataset` is held out.
         task: `LanguageModeling(tokenizer)` or `Recommendation(vocabulary)`.
-        bytes: the most that the summary may have; by default as many as the data: ids in ⌈log₂ V⌉ bits each.
+        bytes: the most that the summary may have; by default as many as the data: ids in ⌈log₂ V⌉
+            bits each.
         minutes: for all trials; by default 10, or 30 for a vocabulary of more than 5,000 entries.
-        learner: the architecture, as arguments of `AutoConfig.for_model`; by default the best of `task.learners`.
+        learner: the architecture, as arguments of `AutoConfig.for_model`; by default the best of
+            `task.learners`.
         output_dir: of the config.
         folder: where trials are kept; by default they are lost.
         seed: of all trials, and of the config.
         show: is called with each line for the reader.
 
     Returns:
-        The config. It has two attributes more: `learner`, the architecture as a dict, and `leaderboard`, a list of what was tried.
+        The config. It has two attributes more: `learner`, the architecture as a dict, and
+        `leaderboard`, a list of what was tried.
 
     Raises:
         ValueError: an argument cannot be used, or there are too few rows.
@@ -114,18 +147,23 @@ def suggest(
         held_out = dataset.train_test_split(0.1, seed=seed)
         dataset = DatasetDict(train=held_out["train"], validation=held_out["test"])
     elif isinstance(dataset, Dataset):
-        raise ValueError(f"dataset has {len(dataset)} rows, of which a tenth is held out: give more")
+        raise ValueError(
+            f"dataset has {len(dataset)} rows, of which a tenth is held out: give more"
+        )
     dataset = DatasetDict({name: with_ids(task, rows) for name, rows in dataset.items()})
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(folder or scratch)
-        found = Search(dataset, task, place, output_dir, seed, bytes, minutes, learner, show=show).run()
+        found = Search(
+            dataset, task, place, output_dir, seed, bytes, minutes, learner, show=show
+        ).run()
     found.config.learner, found.config.leaderboard = found.learner, found.trials
     return found.config
 
 
 @dataclass
 class Search:
-    """The trials of one data set. Each method is a stage, or a part of a trial. For arguments see `suggest`.
+    """The trials of one data set. Each method is a stage, or a part of a trial. For arguments see
+    `suggest`.
 
     Args:
         splits: train and validation.
@@ -149,24 +187,45 @@ class Search:
     def __post_init__(self) -> None:
         for name, value in (("bytes", self.most), ("minutes", self.minutes)):
             if value is not None and not value > 0:
-                raise ValueError(f"{name}={value} leaves no room: give a positive number, or leave it out")
-        if missing := {"train", "validation"} - {name for name, rows in self.splits.items() if len(rows)}:
-            raise ValueError(f"dataset has splits {list(self.splits)}: {', '.join(sorted(missing))} is missing, or has no row")
+                raise ValueError(
+                    f"{name}={value} leaves no room: give a positive number, or leave it out"
+                )
+        if missing := {"train", "validation"} - {
+            name for name, rows in self.splits.items() if len(rows)
+        }:
+            raise ValueError(
+                f"dataset has splits {list(self.splits)}: {', '.join(sorted(missing))} is missing,"
+                " or has no row"
+            )
         if self.fixed.get("labels", "teacher") != "teacher":
-            raise ValueError(f"labels={self.fixed['labels']!r}: trials choose summaries that carry a teacher; leave labels out")
-        self.learners = [dict(self.learner)] if self.learner is not None else list(self.task.learners)
+            raise ValueError(
+                f"labels={self.fixed['labels']!r}: trials choose summaries that carry a teacher;"
+                " leave labels out"
+            )
+        self.learners = (
+            [dict(self.learner)] if self.learner is not None else list(self.task.learners)
+        )
         ids, lengths = flatten_sequences(self.splits["train"])
         self.vocab_size = self.task.learner_config(self.learners[0], 8).vocab_size
-        # Of items, for nineteen users of twenty. Text is tested at all positions, so students read all but those of two ids in a thousand.
-        share, most = (0.05, 100) if self.task.ranked else (0.002 * lengths.mean(), int(lengths.max()))
-        long_enough = (n for n in range(10, most, 10) if np.clip(lengths - n, 0, 1 if self.task.ranked else None).mean() <= share)
+        # Of items, for nineteen users of twenty. Text is tested at all positions, so students read
+        # all but those of two ids in a thousand.
+        share, most = (
+            (0.05, 100) if self.task.ranked else (0.002 * lengths.mean(), int(lengths.max()))
+        )
+        long_enough = (
+            n
+            for n in range(10, most, 10)
+            if np.clip(lengths - n, 0, 1 if self.task.ranked else None).mean() <= share
+        )
         self.length = self.fixed.get("sequence_length", next(long_enough, max(10, most)))
         self.mean = float(min(lengths.mean(), self.length))
         self.most = int(self.most or -(-len(ids) * id_bits(self.vocab_size) // 8))
         self.minutes = self.minutes or (10.0 if self.vocab_size <= 5000 else 30.0)
         self.shares = _SHARES if len(self.learners) > 1 else {**_SHARES, **_ALONE}
         some, held_out = max(20, int(_IDS / self.mean)), self.splits["validation"]
-        self.validation = random_sequences(held_out, some, self.seed) if len(held_out) > some else held_out
+        self.validation = (
+            random_sequences(held_out, some, self.seed) if len(held_out) > some else held_out
+        )
 
     def run(self) -> Suggestion:
         """All stages. No other search writes to the folder meanwhile."""
@@ -187,14 +246,21 @@ class Search:
         model = self._model(teacher)
         return Suggestion(config, learner, self.trials, summary, (model, teacher), packed)
 
-    # -- what is kept ------------------------------------------------------------------------------------------------
+    # -- what is kept ------------------------------------------------------------------------------
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """On what the trials depend: the data and what was asked for."""
-        data = {name: described(rows)["fingerprint"] for name, rows in self.splits.items() if name != "test"}
+        data = {
+            name: described(rows)["fingerprint"]
+            for name, rows in self.splits.items()
+            if name != "test"
+        }
         asked = {"bytes": self.most, "minutes": self.minutes, "learners": self.learners}
-        asked |= {"seed": self.seed, "fixed": {name: repr(value) for name, value in self.fixed.items()}}
+        asked |= {
+            "seed": self.seed,
+            "fixed": {name: repr(value) for name, value in self.fixed.items()},
+        }
         return as_written({"data": data, **asked})
 
     @cached_property
@@ -207,15 +273,21 @@ class Search:
             found = json.loads(path.read_text(encoding="utf-8"))
             return numbers_of(found["trials"]) if found["settings"] == self.settings else {}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{str(path)!r} cannot be read ({error!r}): choose another folder") from None
+            raise ValueError(
+                f"{str(path)!r} cannot be read ({error!r}): choose another folder"
+            ) from None
 
     def trial(self, name: str, make: Callable[[], Mapping[str, Any]], key: str = "") -> Trial:
-        """The trial of that name: `make()`, or what an earlier start has kept of it under `key`, by default the name."""
+        """The trial of that name: `make()`, or what an earlier start has kept of it under `key`, by
+        default the name.
+        """
         key = key or name
         if key not in self._kept:
             started, state = time.perf_counter(), self._state(key)
             values = make()
-            seconds = max(time.perf_counter() - started, seconds_of(state))  # a training may have gone on
+            seconds = max(
+                time.perf_counter() - started, seconds_of(state)
+            )  # a training may have gone on
             self._kept[key] = as_written({**values, "name": name, "seconds": round(seconds, 2)})
             save_json({"settings": self.settings, "trials": self._kept}, self.folder / KEPT)
             state.unlink(missing_ok=True)
@@ -237,16 +309,28 @@ class Search:
         """Seconds of all trials, of earlier starts too."""
         return sum(trial.seconds for trial in self.trials)
 
-    # -- parts of a trial --------------------------------------------------------------------------------------------
+    # -- parts of a trial --------------------------------------------------------------------------
 
     def config(self, learner: Mapping[str, Any], output_dir: str, **changes: Any) -> FarziConfig:
-        """The settings of a trial, or of the choice. What a trial changes it has asked `_asked` for, unless it measures no choice."""
+        """The settings of a trial, or of the choice. What a trial changes it has asked `_asked`
+        for, unless it measures no choice.
+        """
         optimizer = self.fixed.get("teacher_optimizer", "adam" if self.task.ranked else "soap")
         settings = {
-            "labels": "teacher", "inputs": "drawn", "num_sequences": 64, "sequence_length": self.length, "inner_epsilon": 1e-6, "max_steps": 0,
-            "teacher_optimizer": optimizer, "teacher_learning_rate": _rate({"soap": 0.015}.get(optimizer, 0.01), learner), "seed": self.seed,
-            "teacher_batch_size": self._rows_a_step, "report_to": "none", "eval_students": 1, "disable_tqdm": not sys.stderr.isatty(),
-        }  # fmt: skip
+            "labels": "teacher",
+            "inputs": "drawn",
+            "num_sequences": 64,
+            "sequence_length": self.length,
+            "inner_epsilon": 1e-6,
+            "max_steps": 0,
+            "teacher_optimizer": optimizer,
+            "teacher_learning_rate": _rate({"soap": 0.015}.get(optimizer, 0.01), learner),
+            "seed": self.seed,
+            "teacher_batch_size": self._rows_a_step,
+            "report_to": "none",
+            "eval_students": 1,
+            "disable_tqdm": not sys.stderr.isatty(),
+        }
         return FarziConfig(output_dir, **{**settings, **self.fixed, **changes})
 
     def _asked(self, **settings: Any) -> dict[str, Any]:
@@ -255,7 +339,9 @@ class Search:
 
     @property
     def _rows_a_step(self) -> int:
-        """Real rows in a step of a teacher: about 800 ids on a CPU, and no more than a thirtieth of all rows."""
+        """Real rows in a step of a teacher: about 800 ids on a CPU, and no more than a thirtieth of
+        all rows.
+        """
         rows = self._wider * int(np.clip(800 / self.mean, 16, 128))
         return max(8, min(rows, len(self.splits["train"]) // 30))
 
@@ -266,25 +352,40 @@ class Search:
         return portions(torch.empty(0, device=device)).rows
 
     def trainer(
-        self, learner: Mapping[str, Any], teacher: Any = None, farzi_data: FarziData | None = None, **changes: Any
+        self,
+        learner: Mapping[str, Any],
+        teacher: Any = None,
+        farzi_data: FarziData | None = None,
+        **changes: Any,
     ) -> FarziTrainer:
         """A trainer for one trial."""
         args = self.config(learner, str(self.folder / "trial"), **changes)
         return FarziTrainer(
-            learner_init=self.task.learner_config(learner, self.length), args=args, task=self.task, teacher=teacher, farzi_data=farzi_data,
-            train_dataset=self.splits["train"], eval_dataset=self.splits["validation"],
-        )  # fmt: skip
+            learner_init=self.task.learner_config(learner, self.length),
+            args=args,
+            task=self.task,
+            teacher=teacher,
+            farzi_data=farzi_data,
+            train_dataset=self.splits["train"],
+            eval_dataset=self.splits["validation"],
+        )
 
     def judged(self, trainer: FarziTrainer, learner: Learner, params: Parameters) -> dict[str, Any]:
         """The loss of a model on the validation part, and its figure in the words of the task."""
-        splits = DatasetDict(train=self.splits["train"], validation=self.validation, test=self.validation)
+        splits = DatasetDict(
+            train=self.splits["train"], validation=self.validation, test=self.validation
+        )
         c = Comparison.of_trainer(trainer, splits, num_students=1)
         rows = self.task.evaluation_rows(self.validation, self.length)
-        error = validation_loss(learner, replace(trainer.real_data, held_out=rows), len(rows))(params)
-        figure = self.task.headline(self.task.metrics(c.statistics(partial(learner.logits, params), self.validation)))
+        error = validation_loss(learner, replace(trainer.real_data, held_out=rows), len(rows))(
+            params
+        )
+        figure = self.task.headline(
+            self.task.metrics(c.statistics(partial(learner.logits, params), self.validation))
+        )
         return {"error": error if math.isfinite(error) else _DIVERGED, "figure": figure}
 
-    # -- stages ------------------------------------------------------------------------------------------------------
+    # -- stages ------------------------------------------------------------------------------------
 
     def steps_in(self, learner: Mapping[str, Any], seconds: float) -> int:
         """As many steps of a teacher as fit into these seconds, from a few steps that are timed."""
@@ -315,44 +416,82 @@ class Search:
             [found] = trainer.labelling.teachers(trainer.real_data, training, self.seed)
             config = self.task.learner_config(learner, self.length)
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-            model.load_state_dict(found.params, strict=False)  # buffers and tied heads are not among the parameters
+            model.load_state_dict(
+                found.params, strict=False
+            )  # buffers and tied heads are not among the parameters
             model.save_pretrained(folder)
             taken = found.trained.steps
-            why = f"best after {taken:,} steps" + (", and not better later" if taken < steps else "")
+            why = f"best after {taken:,} steps" + (
+                ", and not better later" if taken < steps else ""
+            )
             numbers = sum(x.numel() for x in found.params.values())
-            facts = {"learner": dict(learner), "teacher_steps": steps, "steps": taken, "seconds": round(seconds_of(state), 2)}
+            facts = {
+                "learner": dict(learner),
+                "teacher_steps": steps,
+                "steps": taken,
+                "seconds": round(seconds_of(state), 2),
+            }
             facts |= {"stopped": taken < 0.9 * steps, "numbers": numbers, "folder": folder.name}
             judged = self.judged(trainer, found.learner, found.params)
-            return {**judged, "nbytes": int(_PACKINGS[0][2] * numbers / 8), "why": why, "found": facts}
+            return {
+                **judged,
+                "nbytes": int(_PACKINGS[0][2] * numbers / 8),
+                "why": why,
+                "found": facts,
+            }
 
         return self.trial(f"teacher, {words_of(learner)}", make, key=folder.name)
 
     def learner_stage(self) -> Trial:
-        """The teacher of the architecture that is best after as many seconds as each of them has."""
+        """The teacher of the architecture that is best after as many seconds as each
+        of them has.
+        """
         seconds, tried = 60 * self.minutes * self.shares["learners"] / len(self.learners), []
         for learner in self.learners:
             numbers = sum(x.numel() for x in self._untrained(learner).parameters())
-            kind = [trial for trial in tried if trial.found["learner"]["model_type"] == learner["model_type"]]
+            kind = [
+                trial
+                for trial in tried
+                if trial.found["learner"]["model_type"] == learner["model_type"]
+            ]
             behind = [trial.error - min(trial.error for trial in tried) for trial in kind]
             if kind and behind[-1] > _BEHIND and numbers > kind[-1].found["numbers"]:
-                self.show(f"{words_of(learner)} is left out: a smaller one has too few steps in this time already")
+                self.show(
+                    f"{words_of(learner)} is left out: a smaller one has too few steps in this time"
+                    " already"
+                )
                 continue
             if kind and min(behind) > _EQUAL:
-                self.show(f"{words_of(learner)} is left out: another kind of model is ahead of smaller ones")
+                self.show(
+                    f"{words_of(learner)} is left out: another kind of model is ahead of smaller"
+                    " ones"
+                )
                 continue
             if tried and _SMALLEST * numbers / 8 > self.most:
-                self.show(f"{words_of(learner)} is left out: its {numbers:,} numbers exceed {self.most:,} bytes")
+                self.show(
+                    f"{words_of(learner)} is left out: its {numbers:,} numbers exceed {self.most:,}"
+                    " bytes"
+                )
                 continue
             tried.append(self.teacher(learner, seconds))
             if len(tried) == 1:
                 self.first_answer(tried[0])
         best = min(trial.error for trial in tried)
-        # What still learns is the better for being wide; of what has learnt all there is, the smallest is enough.
-        going_on = [trial for trial in tried if trial.error <= best + _BEHIND and not trial.found["stopped"]]
-        return going_on[-1] if going_on else next(trial for trial in tried if trial.error <= best + _EQUAL)
+        # What still learns is the better for being wide; of what has learnt all there is, the
+        # smallest is enough.
+        going_on = [
+            trial for trial in tried if trial.error <= best + _BEHIND and not trial.found["stopped"]
+        ]
+        return (
+            going_on[-1]
+            if going_on
+            else next(trial for trial in tried if trial.error <= best + _EQUAL)
+        )
 
     def first_answer(self, teacher: Trial) -> Trial:
-        """A student of the first teacher, rounded and no more, beside what counting gives: an answer for those who will not wait."""
+        """A student of the first teacher, rounded and no more, beside what counting gives: an
+        answer for those who will not wait.
+        """
 
         def make() -> dict[str, Any]:
             model = self._model(teacher)
@@ -360,7 +499,9 @@ class Search:
             trainer = self.trainer(teacher.found["learner"], model, **settings)
             trainer.tune_initialization()
             trainer.model.store_as("coded6")
-            counted = self.task.counted(self.splits["train"], self.validation, self.validation, self.vocab_size)
+            counted = self.task.counted(
+                self.splits["train"], self.validation, self.validation, self.vocab_size
+            )
             name, best = min(counted.items(), key=lambda pair: self.task.error(pair[1]))
             by_counting = self.task.headline(self.task.metrics(best))
             why = f"its teacher so far: {teacher.figure}; {name}, counted: {by_counting}"
@@ -370,7 +511,9 @@ class Search:
         return self.trial(f"first answer: a student after {_FIRST} steps", make)
 
     def teacher_stage(self, found: Trial) -> Trial:
-        """The chosen teacher after all the time that it may have, unless it has learnt all there is; or an earlier one that is as good."""
+        """The chosen teacher after all the time that it may have, unless it has learnt all there
+        is; or an earlier one that is as good.
+        """
         if found.found["stopped"]:
             return found
         self.teacher(found.found["learner"], 60 * self.minutes * self.shares["teacher"])
@@ -384,14 +527,18 @@ class Search:
         steps = min(self.steps_in(learner, seconds), teacher.found["teacher_steps"])
         until, best = self.spent + 1.5 * seconds, None  # no third one, unless none fits
         given = self.fixed.get("storage")
-        ways = [way for way in _PACKINGS if given in (None, way[0])] or [(given, _PACKINGS[0][1], 0.0)]
+        ways = [way for way in _PACKINGS if given in (None, way[0])] or [
+            (given, _PACKINGS[0][1], 0.0)
+        ]
         for storage, penalty, bits in ways:
             last = storage == ways[-1][0]
             if bits * teacher.found["numbers"] / 8 > _SLACK * self.most and not last:
                 continue
             if best is not None and self.spent > until:
                 break
-            found = self.packed(teacher, self._asked(storage=storage, packing_penalty=penalty, packing_steps=steps))
+            found = self.packed(
+                teacher, self._asked(storage=storage, packing_penalty=penalty, packing_steps=steps)
+            )
             if best is not None and found.error > best.error + _EQUAL:
                 break
             if found.nbytes <= self.most or last:
@@ -401,7 +548,9 @@ class Search:
     def packed(self, teacher: Trial, settings: Mapping[str, Any]) -> Trial:
         """One way to pack the teacher; the summary is kept."""
         learner = teacher.found["learner"]
-        way = "-".join(str(settings[name]) for name in ("storage", "packing_penalty", "packing_steps"))
+        way = "-".join(
+            str(settings[name]) for name in ("storage", "packing_penalty", "packing_steps")
+        )
         folder = self.folder / f"{teacher.found['folder']}-{way}"
 
         def make() -> dict[str, Any]:
@@ -417,13 +566,20 @@ class Search:
             too_large = farzi.nbytes > self.most
             lost = f"error {judged['error'] - teacher.error:+.3f} by packing"
             why = f"more than {self.most:,} bytes" if too_large else lost
-            return {**judged, "nbytes": farzi.nbytes, "why": why, "found": {**settings, "folder": folder.name}}
+            return {
+                **judged,
+                "nbytes": farzi.nbytes,
+                "why": why,
+                "found": {**settings, "folder": folder.name},
+            }
 
         name = f"packed, {settings['storage']}, penalty {settings['packing_penalty']}"
         return self.trial(name, make, key=folder.name)
 
     def student_stage(self, teacher: Trial, packed: Trial) -> Trial:
-        """The settings with which a student learns most of the packed teacher: the cheapest that comes close, or else the best."""
+        """The settings with which a student learns most of the packed teacher: the cheapest that
+        comes close, or else the best.
+        """
         learner, tried = teacher.found["learner"], []
         until = 60 * self.minutes
         until = max(until, self.spent + _SHARES["students"] * until)
@@ -431,16 +587,29 @@ class Search:
             rows, rate = rows * self._wider, rate * self._wider**0.25
             like = tried[-1] if tried else None
             if inputs is None:
-                as_long = [trial for trial in tried if trial.found["inner_steps"] == like.found["inner_steps"]]
+                as_long = [
+                    trial
+                    for trial in tried
+                    if trial.found["inner_steps"] == like.found["inner_steps"]
+                ]
                 like = min(as_long, key=lambda trial: (trial.error - packed.error) * trial.seconds)
             settings = self._asked(
-                inner_steps=steps, synthetic_batch_size=rows, inner_learning_rate=_rate(rate, learner),
-                storage=packed.found["storage"], inputs=inputs or like.found["inputs"],
-            )  # fmt: skip
+                inner_steps=steps,
+                synthetic_batch_size=rows,
+                inner_learning_rate=_rate(rate, learner),
+                storage=packed.found["storage"],
+                inputs=inputs or like.found["inputs"],
+            )
             if any(trial.found == settings for trial in tried):
                 continue  # the same again
-            steps, rows, rate = (settings[name] for name in ("inner_steps", "synthetic_batch_size", "inner_learning_rate"))
-            if len(tried) > 1 and self.spent + steps / like.found["inner_steps"] * like.seconds > until:
+            steps, rows, rate = (
+                settings[name]
+                for name in ("inner_steps", "synthetic_batch_size", "inner_learning_rate")
+            )
+            if (
+                len(tried) > 1
+                and self.spent + steps / like.found["inner_steps"] * like.seconds > until
+            ):
                 break  # longer in the proportion of its steps
 
             def make(settings: Mapping[str, Any] = settings) -> dict[str, Any]:
@@ -460,7 +629,9 @@ class Search:
 
     def _model(self, teacher: Trial) -> PreTrainedModel:
         """The teacher of that trial."""
-        return AutoModelForCausalLM.from_pretrained(self.folder / teacher.found["folder"], trust_remote_code=False)
+        return AutoModelForCausalLM.from_pretrained(
+            self.folder / teacher.found["folder"], trust_remote_code=False
+        )
 
     def _untrained(self, learner: Mapping[str, Any]) -> PreTrainedModel:
         """A model without numbers, to count them."""
@@ -470,7 +641,9 @@ class Search:
 
 
 def _rate(rate: float, learner: Mapping[str, Any]) -> float:
-    """A rate at a width of 16 for this learner: wider models need smaller ones. The root is what served from 16 to 64."""
+    """A rate at a width of 16 for this learner: wider models need smaller ones. The root is what
+    served from 16 to 64.
+    """
     return _rounded(rate * math.sqrt(16 / width_of(learner)))
 
 

@@ -1,4 +1,6 @@
-"""A data set that a config names, together with its task: splits by seed, and a learner for the data's vocabulary."""
+"""A data set that a config names, together with its task: splits by seed, and a learner for the
+data's vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -31,43 +33,90 @@ _ALWAYS = ("max_length", "teacher")  # in recipes, also where they are None
 
 @dataclass
 class RunSettings:
-    """The settings of a run that are not in `FarziConfig`: the data, the learner, and the rows to compare the summary with."""
+    """The settings of a run that are not in `FarziConfig`: the data, the learner, and the rows to
+    compare the summary with.
+    """
 
     config: str = setting("", "YAML file with any of these fields")
-    dataset: str | None = setting("ptb", f"{', '.join(KNOWN)}, or your own: file, folder, pattern, data set of the Hub")
+    dataset: str | None = setting(
+        "ptb", f"{', '.join(KNOWN)}, or your own: file, folder, pattern, data set of the Hub"
+    )
     data_dir: str | None = setting(None, "folder with the files of the data set")
-    task: str | None = setting(None, f"{' or '.join(TASKS)}; by default what the columns of the data say")
-    name: str | None = setting(None, "a data set of the Hub: its subset, as in datasets.load_dataset")
+    task: str | None = setting(
+        None, f"{' or '.join(TASKS)}; by default what the columns of the data say"
+    )
+    name: str | None = setting(
+        None, "a data set of the Hub: its subset, as in datasets.load_dataset"
+    )
     split: str | None = setting(None, "a data set of the Hub: the only split to read")
     revision: str | None = setting(None, "a data set of the Hub: branch, tag or commit")
-    text_column: str | None = setting(None, "text: the column that holds it; by default the one that can only be it")
-    tokenizer: str | None = setting(None, "text: name or folder of a fast tokenizer; by default one is made")
-    rows: str | None = setting(None, "plain text: a row is a line or a paragraph; by default as its lines are wrapped")
-    vocab_size: int | None = setting(None, "text: entries of the tokenizer that is made; by default by the text's size")
-    max_length: int | None = setting(None, "text: cut training sequences to this many ids; your own into pieces of 128")
-    user_column: str | None = setting(None, "interactions: by default the first with a usual name, such as user_id")
+    text_column: str | None = setting(
+        None, "text: the column that holds it; by default the one that can only be it"
+    )
+    tokenizer: str | None = setting(
+        None, "text: name or folder of a fast tokenizer; by default one is made"
+    )
+    rows: str | None = setting(
+        None, "plain text: a row is a line or a paragraph; by default as its lines are wrapped"
+    )
+    vocab_size: int | None = setting(
+        None, "text: entries of the tokenizer that is made; by default by the text's size"
+    )
+    max_length: int | None = setting(
+        None, "text: cut training sequences to this many ids; your own into pieces of 128"
+    )
+    user_column: str | None = setting(
+        None, "interactions: by default the first with a usual name, such as user_id"
+    )
     item_column: str | None = setting(None, "interactions: the same of items")
-    time_column: str | None = setting(None, "interactions: the same of times; without any, the order of the rows")
+    time_column: str | None = setting(
+        None, "interactions: the same of times; without any, the order of the rows"
+    )
     min_interactions: int = setting(3, "interactions: leave out users with fewer")
-    min_item_interactions: int | None = setting(None, "interactions: leave out items with fewer, too")
-    held_out: str | None = setting(None, f"interactions: {' | '.join(HELD_OUT)}; by default own, if any, else users")
-    splits: list[int] = field(default_factory=lambda: [0], metadata={"help": "interactions: seeds of users' splits"})
-    learner: dict | str | None = field(default=None, metadata={"help": "arguments of AutoConfig.for_model, as JSON"})
-    teacher: dict | str | None = field(  # or a list of dicts, a type that HfArgumentParser does not know
-        default=None, metadata={"help": "the same of the model, or of a list of them, that labels the inputs; by default the learner's"}
-    )  # fmt: skip
+    min_item_interactions: int | None = setting(
+        None, "interactions: leave out items with fewer, too"
+    )
+    held_out: str | None = setting(
+        None, f"interactions: {' | '.join(HELD_OUT)}; by default own, if any, else users"
+    )
+    splits: list[int] = field(
+        default_factory=lambda: [0], metadata={"help": "interactions: seeds of users' splits"}
+    )
+    learner: dict | str | None = field(
+        default=None, metadata={"help": "arguments of AutoConfig.for_model, as JSON"}
+    )
+    teacher: dict | str | None = (
+        field(  # or a list of dicts, a type that HfArgumentParser does not know
+            default=None,
+            metadata={
+                "help": (
+                    "the same of the model, or of a list of them, that labels the inputs; by"
+                    " default the learner's"
+                )
+            },
+        )
+    )
     num_students: int = setting(3, "students per row, each from its own start")
     baselines: list[str] = field(
-        default_factory=lambda: list(BASELINES), metadata={"help": f"rows to show: {', '.join(BASELINES)}"}
+        default_factory=lambda: list(BASELINES),
+        metadata={"help": f"rows to show: {', '.join(BASELINES)}"},
     )
-    long_steps: int | None = setting(None, "steps of the row 'full data, long'; by default the teacher's")
-    long_batch_size: int | None = setting(None, "real sequences per step of that row; by default the teacher's")
+    long_steps: int | None = setting(
+        None, "steps of the row 'full data, long'; by default the teacher's"
+    )
+    long_batch_size: int | None = setting(
+        None, "real sequences per step of that row; by default the teacher's"
+    )
 
     def __post_init__(self) -> None:
         if self.dataset is None:
-            raise ValueError("dataset=None: the summary of this recipe was distilled in Python; give --dataset")
+            raise ValueError(
+                "dataset=None: the summary of this recipe was distilled in Python; give --dataset"
+            )
         self._find()
-        self.learner = _model("learner", self.task_class.learner if self.learner is None else self.learner)
+        self.learner = _model(
+            "learner", self.task_class.learner if self.learner is None else self.learner
+        )
         if self.teacher is not None:
             self.teacher = from_json("teacher", self.teacher)
             _ = self.teachers  # raises where one of them is no model
@@ -75,15 +124,22 @@ class RunSettings:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} trains nothing: give at least 1")
         if self.held_out not in (None, *HELD_OUT):
-            raise ValueError(f"held_out={self.held_out!r} is unknown: give one of {', '.join(HELD_OUT)}")
+            raise ValueError(
+                f"held_out={self.held_out!r} is unknown: give one of {', '.join(HELD_OUT)}"
+            )
         if self.held_out in ("last_items", "own") and len(self.splits) > 1:
-            raise ValueError(f"splits={self.splits}, but held_out={self.held_out!r} has one split for all seeds: give one seed")
+            raise ValueError(
+                f"splits={self.splits}, but held_out={self.held_out!r} has one split for all seeds:"
+                " give one seed"
+            )
         check_different("splits", self.splits, 0)
         for seed in self.splits:
             check_seed(seed, "splits")
         for name in self.baselines:
             if name not in BASELINES:
-                raise ValueError(f"baselines: {name!r} is unknown; choose from {', '.join(BASELINES)}")
+                raise ValueError(
+                    f"baselines: {name!r} is unknown; choose from {', '.join(BASELINES)}"
+                )
 
     def _find(self) -> None:
         """Where the data are, and of which task."""
@@ -93,16 +149,22 @@ class RunSettings:
                 self.vocab_size = 2000
             return
         path = Path(self.data_dir or "", self.dataset).expanduser()
-        if path.exists() or glob.has_magic(self.dataset):  # a recipe names the data, and not their folder
+        if path.exists() or glob.has_magic(
+            self.dataset
+        ):  # a recipe names the data, and not their folder
             path = path.absolute()
             self.dataset, self.data_dir = path.name + "/" * (path.name in KNOWN), str(path.parent)
         if self.tokenizer and Path(self.tokenizer).is_dir():
             self.tokenizer = str(Path(self.tokenizer).absolute())
         if self.task is None:
             names = ("text_column", "user_column", "item_column", "name", "split", "revision")
-            self.task = recognise(self.dataset, self.data_dir, **{name: getattr(self, name) for name in names})
+            self.task = recognise(
+                self.dataset, self.data_dir, **{name: getattr(self, name) for name in names}
+            )
         if self.task not in TASKS:
-            raise ValueError(f"task={self.task!r} is unknown: give one of {', '.join(TASKS)}, or leave it out")
+            raise ValueError(
+                f"task={self.task!r} is unknown: give one of {', '.join(TASKS)}, or leave it out"
+            )
         if self.task == TEXT and self.max_length is None:
             self.max_length = 128
 
@@ -141,19 +203,30 @@ class TaskData:
 
     @classmethod
     def of_summary(cls, farzi: FarziData, data_dir: str | None = None, **changes: Any) -> TaskData:
-        """The real data that the recipe of a summary names, in the folder `data_dir`. Their vocabulary is then the summary's. `changes` are
-        settings in place of the recipe's. Raises ValueError if the recipe names no data set, or one that it may not choose, if a setting has
-        another type, or the data have another vocabulary."""
+        """The real data that the recipe of a summary names, in the folder `data_dir`. Their
+        vocabulary is then the summary's. `changes` are settings in place of the recipe's. Raises
+        ValueError if the recipe names no data set, or one that it may not choose, if a setting has
+        another type, or the data have another vocabulary.
+        """
         recipe = {**farzi.results.recipe, **changes}
         name = recipe.get("dataset")
         if name is None:
-            raise ValueError("summary: it has no recipe.yaml that names its dataset; leave the real data out")
-        is_name = isinstance(name, str) and Path(name).name == name.removesuffix("/") not in ("", "..")
+            raise ValueError(
+                "summary: it has no recipe.yaml that names its dataset; leave the real data out"
+            )
+        is_name = isinstance(name, str) and Path(name).name == name.removesuffix("/") not in (
+            "",
+            "..",
+        )
         if not (name in KNOWN or (is_name and data_dir is not None) or "dataset" in changes):
             why = "is not of this library, and a recipe chooses no files"
-            raise ValueError(f"recipe.yaml: dataset={name!r:.200} {why}: give data_dir, the folder that has it")
+            raise ValueError(
+                f"recipe.yaml: dataset={name!r:.200} {why}: give data_dir, the folder that has it"
+            )
         try:
-            settings = {f.name: recipe[f.name] for f in fields(RunSettings) if f.name in recipe} | converted(RunSettings, recipe)
+            settings = {
+                f.name: recipe[f.name] for f in fields(RunSettings) if f.name in recipe
+            } | converted(RunSettings, recipe)
             if "tokenizer" not in changes:  # a recipe chooses no tokenizer, and the summary has it
                 settings["tokenizer"] = None
             settings = RunSettings(**{**settings, "data_dir": data_dir})
@@ -166,7 +239,11 @@ class TaskData:
 
     @cached_property
     def _loaded(self) -> tuple[Task, Callable[[int], DatasetDict], str]:
-        given = {name: x for name in self.task_class.data_settings if (x := getattr(self.settings, name)) is not None}
+        given = {
+            name: x
+            for name in self.task_class.data_settings
+            if (x := getattr(self.settings, name)) is not None
+        }
         if self._tokenizer is not None:
             given["tokenizer"] = self._tokenizer
         return self.task_class.load(self.settings.dataset, self.settings.data_dir, **given)
@@ -195,22 +272,34 @@ class TaskData:
 
     def recipe(self, seeds: Sequence[int]) -> dict[str, Any]:
         """The settings that determine the learner and the data of these seeds."""
-        return {**self._named, "splits": list(seeds)} if self.task_class.splits_differ else self._named
+        return (
+            {**self._named, "splits": list(seeds)} if self.task_class.splits_differ else self._named
+        )
 
     @property
     def place(self) -> dict[str, Any]:
-        """The folder of your own data: in the recipe that stays beside a run, and not in that of a summary."""
-        return {"data_dir": self.settings.data_dir} if self.settings.is_own and self.settings.data_dir else {}
+        """The folder of your own data: in the recipe that stays beside a run, and not in that of a
+        summary.
+        """
+        return (
+            {"data_dir": self.settings.data_dir}
+            if self.settings.is_own and self.settings.data_dir
+            else {}
+        )
 
     def identity(self, seed: int) -> dict[str, Any]:
-        """The settings that determine the data and the learner, and a hash of the splits: every kept result depends on them."""
+        """The settings that determine the data and the learner, and a hash of the splits: every
+        kept result depends on them.
+        """
         return {**self._named, "data": self.fingerprint(seed)}
 
     def fingerprint(self, seed: int) -> str:
         """A hash of all sequences of these splits, on which every result depends."""
         if seed not in self._fingerprints:
             parts = self.splits(seed).items()
-            self._fingerprints[seed] = " ".join(f"{name} {described(rows)['fingerprint']}" for name, rows in parts)
+            self._fingerprints[seed] = " ".join(
+                f"{name} {described(rows)['fingerprint']}" for name, rows in parts
+            )
         return self._fingerprints[seed]
 
     @property
@@ -218,7 +307,9 @@ class TaskData:
         own = ["task"] * self.settings.is_own
         names = ("dataset", *own, *self.task_class.data_settings, "learner", "teacher")
         given = {name: getattr(self.settings, name) for name in names}
-        return {name: value for name, value in given.items() if value is not None or name in _ALWAYS}
+        return {
+            name: value for name, value in given.items() if value is not None or name in _ALWAYS
+        }
 
 
 def _model(name: str, value: Any) -> dict[str, Any]:
@@ -227,6 +318,8 @@ def _model(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{name}={value!r} is no mapping: write fields with their values")
     if "model_type" not in value:
-        raise ValueError(f"{name}={dict(value)} has no model_type: name an architecture, for instance gpt2")
+        raise ValueError(
+            f"{name}={dict(value)} has no model_type: name an architecture, for instance gpt2"
+        )
     check_fields(value, name)
     return dict(value)

@@ -19,7 +19,8 @@ class Trial:
 
     Attributes:
         name: what it is.
-        error: on the validation part: nats a token, or the mean ln r of targets that are r-th of all entries; None where nothing was measured.
+        error: on the validation part: nats a token, or the mean ln r of targets that are r-th of
+            all entries; None where nothing was measured.
         figure: the same in the words of the task.
         nbytes: of the summary.
         seconds: of the trial.
@@ -40,11 +41,15 @@ def leaderboard(trials: Sequence[Trial]) -> str:
     """A table of what was tried."""
     rows = [
         {
-            "trial": trial.name, "validation": trial.figure, "error": "" if trial.error is None else f"{trial.error:.3f}",
-            "bytes": "" if trial.nbytes is None else f"{trial.nbytes:,}", "seconds": f"{trial.seconds:.0f}", "so": trial.why,
+            "trial": trial.name,
+            "validation": trial.figure,
+            "error": "" if trial.error is None else f"{trial.error:.3f}",
+            "bytes": "" if trial.nbytes is None else f"{trial.nbytes:,}",
+            "seconds": f"{trial.seconds:.0f}",
+            "so": trial.why,
         }
         for trial in trials
-    ]  # fmt: skip
+    ]
     return markdown(rows, texts=["validation", "so"])
 
 
@@ -74,7 +79,9 @@ class Suggestion:
         return round(sum(trial.seconds for trial in self.trials), 2)
 
     def long_row(self, c: Comparison) -> Measured:
-        """The row "full data, long": the teacher is a model that has trained on all data for as long as helps."""
+        """The row "full data, long": the teacher is a model that has trained on all data for as
+        long as helps.
+        """
         model, trial = self.teacher
         found = c.statistics(prediction_of(model.to(c.device).eval()), c.splits["test"])
         taken = trial.found["steps"], trial.found["seconds"]
@@ -84,20 +91,36 @@ class Suggestion:
         """Each choice with its reason, a line each."""
         settings, packed = self.config, self.packed
         return [
-            f"learner: {words_of(self.learner)}, the best on the validation part in the time that it had ({self.teacher[1].figure})",
+            (
+                f"learner: {words_of(self.learner)}, the best on the validation part in the time"
+                f" that it had ({self.teacher[1].figure})"
+            ),
             f"teacher_steps: {settings.teacher_steps:,} at most; {self.teacher[1].why}",
-            f"storage: {settings.storage}, packing_penalty {settings.packing_penalty}: {packed.nbytes:,} bytes; {packed.why}",
-            f"inner_steps: {settings.inner_steps}, of {settings.synthetic_batch_size} rows, rate {settings.inner_learning_rate}: the best students "
-            "that were tried",
+            (
+                f"storage: {settings.storage}, packing_penalty {settings.packing_penalty}:"
+                f" {packed.nbytes:,} bytes; {packed.why}"
+            ),
+            (
+                f"inner_steps: {settings.inner_steps}, of {settings.synthetic_batch_size} rows,"
+                f" rate {settings.inner_learning_rate}: the best students that were tried"
+            ),
             "labels: a carried teacher, which was best on every set that was measured",
-            f"inputs: {settings.inputs}, by what students had left to learn after the seconds that they took",
-            f"sequence_length: {settings.sequence_length} holds nineteen users of twenty, 100 items at most; of text, 998 ids of 1,000",
+            (
+                f"inputs: {settings.inputs}, by what students had left to learn after the seconds"
+                " that they took"
+            ),
+            (
+                f"sequence_length: {settings.sequence_length} holds nineteen users of twenty, 100"
+                " items at most; of text, 998 ids of 1,000"
+            ),
         ]
 
 
 def width_of(learner: Mapping[str, Any]) -> int:
     """Numbers per position, by whichever name the architecture has for them."""
-    return next((int(learner[name]) for name in ("n_embd", "hidden_size", "d_model") if name in learner), 16)
+    return next(
+        (int(learner[name]) for name in ("n_embd", "hidden_size", "d_model") if name in learner), 16
+    )
 
 
 def words_of(learner: Mapping[str, Any]) -> str:

@@ -1,4 +1,6 @@
-"""The answer first: is a summary worth it, for what, and what is the strongest simple alternative?"""
+"""The answer first: is a summary worth it, for what, and what is the strongest simple
+alternative?
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from farzi_hf.report.rows import BASELINES, on_summary, teacher
 from farzi_hf.tasks import Row
 
 GOOD, POOR = 0.97, 0.9
-"""Shares of the quality of full data from which a summary counts as equal, and below which it counts as worse."""
+"""Shares of the quality of full data from which a summary counts as equal, and below which it
+counts as worse.
+"""
 FASTER = 3.0
 """How many times as fast a student has to be, where a summary is larger than its data."""
 CLEAR = 1.25
@@ -32,8 +36,10 @@ class Verdict:
         worth: whether the summary is worth it.
         summary: the sentence with the answer.
         lines: the figures behind it, a sentence each.
-        facts: the same figures by name: `share` of the quality of full data with `share_interval`, `bytes`, `data_bytes`, `student_seconds`,
-            `full_data_seconds`, `distillation_seconds`, and `break_even`, the number of trainings from which on a summary saves time (None: never).
+        facts: the same figures by name: `share` of the quality of full data with `share_interval`,
+            `bytes`, `data_bytes`, `student_seconds`, `full_data_seconds`, `distillation_seconds`,
+            and `break_even`, the number of trainings from which on a summary saves time (None:
+            never).
     """
 
     worth: bool
@@ -45,37 +51,58 @@ class Verdict:
         return "\n".join([self.summary, *(f"- {line}" for line in self.lines)])
 
     @classmethod
-    def of(cls, c: Comparison, measured: Sequence[Measured], making: float | None = None) -> Verdict:
+    def of(
+        cls, c: Comparison, measured: Sequence[Measured], making: float | None = None
+    ) -> Verdict:
         """The verdict on the first row.
 
         Args:
-            measured: the summary's row first, "full data, long" or at least "full data" among the others.
+            measured: the summary's row first, "full data, long" or at least "full data" among the
+                others.
             making: seconds that it took to make the summary; None where nobody knows.
         """
         task, ours, rows = c.task, measured[0], {part.method: part for part in measured}
         of_full_data = [rows[name] for name in (LONG, FULL) if name in rows]
-        full = min(of_full_data, key=lambda part: task.error(part.students[0]))  # the better of them
+        full = min(
+            of_full_data, key=lambda part: task.error(part.students[0])
+        )  # the better of them
         share, edges = task.ratio([ours.students], [full.students])
         of_counts = [part for part in measured if part.steps is None and part.method != "teacher"]
         counted = min(of_counts, key=lambda part: task.error(part.students[0]), default=None)
         saved = full.seconds - ours.seconds
         even = math.ceil(making / saved) if making is not None and saved > 0 else None
         facts = {
-            "share": share, "share_interval": list(edges), "bytes": ours.nbytes, "data_bytes": full.nbytes,
-            "student_seconds": ours.seconds, "full_data_seconds": full.seconds, "distillation_seconds": making, "break_even": even,
-        }  # fmt: skip
+            "share": share,
+            "share_interval": list(edges),
+            "bytes": ours.nbytes,
+            "data_bytes": full.nbytes,
+            "student_seconds": ours.seconds,
+            "full_data_seconds": full.seconds,
+            "distillation_seconds": making,
+            "break_even": even,
+        }
         faster, smaller = full.seconds / max(ours.seconds, 0.01), full.nbytes / ours.nbytes
         against = []
         if not POOR <= share < math.inf:  # a NaN too; infinite where full data have no hit
-            none = share == math.inf and "full data get nothing right on the test part, which is too small"
-            against.append(none or f"its student has {100 * share:.0f} % of the quality of full data")
+            none = (
+                share == math.inf
+                and "full data get nothing right on the test part, which is too small"
+            )
+            against.append(
+                none or f"its student has {100 * share:.0f} % of the quality of full data"
+            )
         if counted is not None and not task.share([ours.students], [counted.students]) > 1:
             against.append(f"the counted model '{counted.method}' is as good and needs no training")
         if smaller <= 1 and faster < FASTER:
-            against.append(f"it is {1 / smaller:,.1f} times as large as the data, and training on it saves little")
+            against.append(
+                f"it is {1 / smaller:,.1f} times as large as the data, and training on it saves"
+                " little"
+            )
         gains = []
         if faster >= CLEAR:
-            gains.append(f"trainings that take {_seconds(ours.seconds)} in place of {_seconds(full.seconds)}")
+            gains.append(
+                f"trainings that take {_seconds(ours.seconds)} in place of {_seconds(full.seconds)}"
+            )
         if smaller >= CLEAR:
             gains.append(f"a file of {_size(ours.nbytes)} in place of {_size(full.nbytes)}")
         if not against and not gains:
@@ -87,7 +114,13 @@ class Verdict:
         return cls(not against, answer, tuple(_lines(c, measured, full, counted, facts)), facts)
 
 
-def _lines(c: Comparison, measured: Sequence[Measured], full: Measured, counted: Measured | None, facts: dict) -> list[str]:
+def _lines(
+    c: Comparison,
+    measured: Sequence[Measured],
+    full: Measured,
+    counted: Measured | None,
+    facts: dict,
+) -> list[str]:
     ours, rows = measured[0], {part.method: part for part in measured}
 
     def figure(part: Measured) -> str:
@@ -98,14 +131,20 @@ def _lines(c: Comparison, measured: Sequence[Measured], full: Measured, counted:
     others = "; ".join(f"{words[name]}: {figure(rows[name])}" for name in words if name in rows)
     of_which = " of the better one" if {FULL, LONG} <= set(rows) else ""
     lines = [
-        f"quality: {figure(ours)} on the test part; {others}. "
-        f"That is {100 * facts['share']:.0f} %{of_which} (95 % interval {low:.0f}–{high:.0f} %)",
+        (
+            f"quality: {figure(ours)} on the test part; {others}. "
+            f"That is {100 * facts['share']:.0f} %{of_which} (95 % interval {low:.0f}–{high:.0f} %)"
+        ),
         f"time: {_seconds(ours.seconds)} a training, {_seconds(full.seconds)} on all data",
         f"size: {_size(ours.nbytes)}, the data {_size(full.nbytes)}",
     ]
     if facts["distillation_seconds"] is not None:
         even = facts["break_even"]
-        pays = f"pays from training {even:,} on" if even is not None else "never pays by the time of trainings alone"
+        pays = (
+            f"pays from training {even:,} on"
+            if even is not None
+            else "never pays by the time of trainings alone"
+        )
         lines.append(f"making it took {_seconds(facts['distillation_seconds'])}, which {pays}")
     if counted is not None:
         lines.append(f"the strongest model that only counts, {counted.method}: {figure(counted)}")
@@ -116,7 +155,13 @@ def _lines(c: Comparison, measured: Sequence[Measured], full: Measured, counted:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+    return (
+        f"{seconds:.1f} s"
+        if seconds < 10
+        else f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.1f} min"
+    )
 
 
 def _size(nbytes: int) -> str:
@@ -139,9 +184,11 @@ class Compared:
     verdict: Verdict
 
 
-def first_rows(c: Comparison, ours: Measured | str = "Farzi", long: Measured | None = None) -> list[Measured]:
-    """What a verdict needs and no more: a student on the summary, one on all data with as many steps, one for as long as helps, count models,
-    and the carried teacher.
+def first_rows(
+    c: Comparison, ours: Measured | str = "Farzi", long: Measured | None = None
+) -> list[Measured]:
+    """What a verdict needs and no more: a student on the summary, one on all data with as many
+    steps, one for as long as helps, count models, and the carried teacher.
 
     Args:
         ours: the first row, or its name, if its student is to be trained.
@@ -153,12 +200,15 @@ def first_rows(c: Comparison, ours: Measured | str = "Farzi", long: Measured | N
     return [*measured, *filter(None, [teacher(one) if c.farzi.carried is not None else None])]
 
 
-def compare(trainer: FarziTrainer, test_dataset: Dataset | None = None, *, baselines: Sequence[str] = ()) -> Compared:
+def compare(
+    trainer: FarziTrainer, test_dataset: Dataset | None = None, *, baselines: Sequence[str] = ()
+) -> Compared:
     """Compares the summary of a trainer with its real data, and gives a verdict.
 
     Args:
         trainer: after `train()`, with `train_dataset` and `eval_dataset`.
-        test_dataset: rows to measure on; by default `eval_dataset`, on which settings may have been chosen.
+        test_dataset: rows to measure on; by default `eval_dataset`, on which settings may have been
+            chosen.
         baselines: more rows, by their names in `farzi_hf.report.BASELINES`.
 
     Raises:
@@ -169,7 +219,9 @@ def compare(trainer: FarziTrainer, test_dataset: Dataset | None = None, *, basel
         validation = next(iter(validation.values()))
     test = validation if test_dataset is None else test_dataset
     if not isinstance(train, Dataset) or not isinstance(test, Dataset):
-        raise ValueError("trainer has no train_dataset, or no test_dataset and no eval_dataset: give Datasets")
+        raise ValueError(
+            "trainer has no train_dataset, or no test_dataset and no eval_dataset: give Datasets"
+        )
     for name in baselines:
         if name not in BASELINES:
             raise ValueError(f"baselines: {name!r} is unknown; choose from {', '.join(BASELINES)}")

@@ -33,34 +33,52 @@ class FarziDataConfig(PreTrainedConfig):
         latent_dim: d, numbers stored per position.
         vocab_size: V, entries of the vocabulary that soft tokens are distributions over.
         tau: τ, the temperature of the softmax.
-        latent_std: standard deviation of the normal distribution that a new summary's latents *and* decoder are drawn
-            from. With the default of 0.1 every soft token starts close to uniform, which keeps the first meta-gradients small.
-        inner: settings of the inner loop that the summary was distilled with (optimizer, lr, eps, steps, …). A student
-            needs them to reproduce the published figures. Anything JSON can hold.
-        inputs: "soft", "tokens", "drawn" or "written", what a student reads; see `summary.forms`. Inputs that are drawn or written do not run
-            out, and μ is then the number of rows that tables and pages show.
-        labels: "shared", "own" or "teacher", what it should predict; see `summary.forms`. Shared labels need soft inputs.
+        latent_std: standard deviation of the normal distribution that a new summary's latents *and*
+            decoder are drawn from. With the default of 0.1 every soft token starts close to
+            uniform, which keeps the first meta-gradients small.
+        inner: settings of the inner loop that the summary was distilled with (optimizer, lr, eps,
+            steps, …). A student needs them to reproduce the published figures. Anything JSON can
+            hold.
+        inputs: "soft", "tokens", "drawn" or "written", what a student reads; see `summary.forms`.
+            Inputs that are drawn or written do not run out, and μ is then the number of rows that
+            tables and pages show.
+        labels: "shared", "own" or "teacher", what it should predict; see `summary.forms`. Shared
+            labels need soft inputs.
         label_dim: e, numbers stored per position for labels of its own; by default `latent_dim`.
         teacher: the config of a carried teacher, arguments of `AutoConfig.for_model`.
         seed: of inputs that do not run out.
-        storage: "exact", "int8", "int6", "int5", "int4" or "coded6" to "coded2", how the tensors are stored; see `store.tensor_file` and
-            `FarziData.store_as`.
-        vocabulary_hash: the hash of the tokenizer or item list, see `data.vocabulary`, `None` while there is none.
+        storage: "exact", "int8", "int6", "int5", "int4" or "coded6" to "coded2", how the tensors
+            are stored; see `store.tensor_file` and `FarziData.store_as`.
+        vocabulary_hash: the hash of the tokenizer or item list, see `data.vocabulary`, `None` while
+            there is none.
 
     Raises:
-        ValueError: a size is too small or too large, τ or latent_std is not a positive finite number, JSON cannot store
-            `inner`, or the hash is no text.
+        ValueError: a size is too small or too large, τ or latent_std is not a positive finite
+            number, JSON cannot store `inner`, or the hash is no text.
     """
 
     model_type = "farzi_data"
 
-    # Defaults exist because transformers builds configs without arguments to tell what differs from them.
+    # Defaults exist because transformers builds configs without arguments to tell what differs from
+    # them.
     def __init__(
-        self, num_sequences: int = 1, sequence_length: int = 2, latent_dim: int = 1, vocab_size: int = 2,
-        tau: float = 1.0, latent_std: float = 0.1, inner: Mapping[str, Any] | None = None, inputs: str = "soft",
-        labels: str = "shared", label_dim: int | None = None, teacher: Mapping[str, Any] | None = None,
-        seed: int = 0, storage: str = "exact", vocabulary_hash: str | None = None, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        num_sequences: int = 1,
+        sequence_length: int = 2,
+        latent_dim: int = 1,
+        vocab_size: int = 2,
+        tau: float = 1.0,
+        latent_std: float = 0.1,
+        inner: Mapping[str, Any] | None = None,
+        inputs: str = "soft",
+        labels: str = "shared",
+        label_dim: int | None = None,
+        teacher: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        storage: str = "exact",
+        vocabulary_hash: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         self.num_sequences = check_size("num_sequences", num_sequences)
         self.sequence_length = check_size("sequence_length", sequence_length, 2)
         self.latent_dim = check_size("latent_dim", latent_dim)
@@ -68,21 +86,33 @@ class FarziDataConfig(PreTrainedConfig):
         self.tau = _positive("tau", tau)
         self.latent_std = _positive("latent_std", latent_std)
         self.inner = _as_json("inner", inner)
-        self.inputs, self.labels = check_choice("inputs", inputs, INPUTS), check_choice("labels", labels, LABELS)
+        self.inputs, self.labels = (
+            check_choice("inputs", inputs, INPUTS),
+            check_choice("labels", labels, LABELS),
+        )
         if inputs not in (fitting := LABELS[labels].inputs):
-            raise ValueError(f"labels={labels!r} need inputs of {' or '.join(map(repr, fitting))}, got inputs={inputs!r}")
+            raise ValueError(
+                f"labels={labels!r} need inputs of {' or '.join(map(repr, fitting))}, got"
+                f" inputs={inputs!r}"
+            )
         positions = self.num_sequences * self.sequence_length
         if INPUTS[inputs].source is not None and positions > _SHOWN_POSITIONS:
             raise ValueError(
-                f"num_sequences={num_sequences} rows of sequence_length={sequence_length} have more than {_SHOWN_POSITIONS:,} positions; show fewer"
+                f"num_sequences={num_sequences} rows of sequence_length={sequence_length} have more"
+                f" than {_SHOWN_POSITIONS:,} positions; show fewer"
             )
         if bool(teacher) != (labels == "teacher"):
-            raise ValueError(f"labels={labels!r} with teacher={teacher!r:.200}: labels='teacher' alone need one")
+            raise ValueError(
+                f"labels={labels!r} with teacher={teacher!r:.200}: labels='teacher' alone need one"
+            )
         self.teacher, self.seed = _as_json("teacher", teacher), check_seed(seed)
         if labels == "own":
             label_dim = check_size("label_dim", latent_dim if label_dim is None else label_dim)
         elif label_dim is not None:
-            raise ValueError(f'label_dim={label_dim!r} with labels={labels!r}: such labels have none; set labels="own"')
+            raise ValueError(
+                f"label_dim={label_dim!r} with labels={labels!r}: such labels have none; set"
+                ' labels="own"'
+            )
         self.label_dim = label_dim
         self.storage = check_choice("storage", storage, STORAGES)
         if not isinstance(vocabulary_hash, str | None):
@@ -111,32 +141,58 @@ class FarziDataConfig(PreTrainedConfig):
             return
         size, found = 1 + max((i for i, _ in vocabulary.pairs()), default=-1), vocabulary.hash()
         if size > self.vocab_size:
-            raise ValueError(f"{argument} brings {size} entries, the summary has {self.vocab_size}; use its own")
+            raise ValueError(
+                f"{argument} brings {size} entries, the summary has {self.vocab_size}; use its own"
+            )
         if self.vocabulary_hash not in (None, found):
             raise ValueError(
-                f"{argument} brings a vocabulary with hash {found[:12]}…, but the summary has {self.vocabulary_hash[:12]}…; use that one"
+                f"{argument} brings a vocabulary with hash {found[:12]}…, but the summary has"
+                f" {self.vocabulary_hash[:12]}…; use that one"
             )
         self.vocabulary_hash = found
 
     def check_equal(self, expected: FarziDataConfig) -> None:
-        """Raises ValueError unless this is the shape, and the temperature, of a summary with the config `expected`."""
+        """Raises ValueError unless this is the shape, and the temperature, of a summary with the
+        config `expected`.
+        """
         forms = (INPUTS[self.inputs], LABELS[self.labels])
         used = {size for form in forms for sizes in form.tensors.values() for size in sizes}
-        unused = {"num_sequences", "latent_dim", "label_dim"} - used  # of forms that have no such tensors
-        names = ("vocab_size", "num_sequences", "sequence_length", "latent_dim", "tau", "inputs", "labels", "label_dim")
+        unused = {
+            "num_sequences",
+            "latent_dim",
+            "label_dim",
+        } - used  # of forms that have no such tensors
+        names = (
+            "vocab_size",
+            "num_sequences",
+            "sequence_length",
+            "latent_dim",
+            "tau",
+            "inputs",
+            "labels",
+            "label_dim",
+        )
         for name in (name for name in names if name not in unused):
             ours, theirs = getattr(self, name), getattr(expected, name)
             if ours != theirs:
                 source = "the learner's" if name == "vocab_size" else f"args.{name}"
-                raise ValueError(f"farzi_data has {name}={ours}, but {source} is {theirs}; make the two equal")
+                raise ValueError(
+                    f"farzi_data has {name}={ours}, but {source} is {theirs}; make the two equal"
+                )
 
     @classmethod
     def from_json(cls, content: bytes, path: Path) -> FarziDataConfig:
-        """The config in `content`, which was read from the untrusted file `path`. Raises ValueError if the file is no config of a summary."""
+        """The config in `content`, which was read from the untrusted file `path`. Raises ValueError
+        if the file is no config of a summary.
+        """
         values = parse_mapping(content, path)
         if values.get("model_type", cls.model_type) != cls.model_type:
-            raise ValueError(f"{path} is the config of a {values['model_type']!r}, not of a summary; fetch it again")
-        # transformers gives every config attributes of models. They mean nothing for a summary, and some are names of functions.
+            raise ValueError(
+                f"{path} is the config of a {values['model_type']!r}, not of a summary; fetch it"
+                " again"
+            )
+        # transformers gives every config attributes of models. They mean nothing for a summary, and
+        # some are names of functions.
         of_models = set(dir(cls())) - set(inspect.signature(cls).parameters)
         if "teacher" in values:
             values["teacher"] = plain_learner(values["teacher"], f"{path}: teacher")
@@ -145,7 +201,9 @@ class FarziDataConfig(PreTrainedConfig):
             _ = config.shapes  # a model can be made of the teacher's config
             return config
         except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is no config of a summary: {error}; fetch the file again, or mend it") from None
+            raise ValueError(
+                f"{path} is no config of a summary: {error}; fetch the file again, or mend it"
+            ) from None
 
 
 def check_choice(name: str, value: Any, table: Mapping[str, Any]) -> str:
@@ -156,7 +214,11 @@ def check_choice(name: str, value: Any, table: Mapping[str, Any]) -> str:
 
 
 def _positive(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value <= sys.float_info.max:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Real)
+        or not 0 < value <= sys.float_info.max
+    ):
         raise ValueError(f"{name} must be a positive, finite number, got {value!r:.200}")
     return float(value)
 
@@ -170,4 +232,6 @@ def _as_json(name: str, value: Mapping[str, Any] | None) -> dict[str, Any] | Non
             raise TypeError(f"a {type(value).__name__} is no mapping of names to values")
         return json.loads(json.dumps(dict(value), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{name} must hold only what JSON can store, got {value!r}: {error}") from None
+        raise ValueError(
+            f"{name} must hold only what JSON can store, got {value!r}: {error}"
+        ) from None

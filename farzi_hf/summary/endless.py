@@ -1,7 +1,9 @@
-"""Inputs that never run out: rows of ids that are made when they are asked for, in place of stored sequences.
+"""Inputs that never run out: rows of ids that are made when they are asked for, in place of stored
+sequences.
 
-A row depends on (seed, position) alone. So every reader finds the same rows: the inner loop, the stock Trainer, any number of workers and
-processes, and a run that goes on. Rows are made a block at a time, because a generator for each row would take longer than the row.
+A row depends on (seed, position) alone. So every reader finds the same rows: the inner loop, the
+stock Trainer, any number of workers and processes, and a run that goes on. Rows are made a block at
+a time, because a generator for each row would take longer than the row.
 """
 
 from abc import ABC, abstractmethod
@@ -30,10 +32,16 @@ class EndlessRows(ABC):
         seed: of all rows.
     """
 
-    at_once = 1  # blocks that are made together: each has the same neighbours whenever it is made, and so the same bits
+    # blocks that are made together: each has the same neighbours whenever it is made, and so the
+    # same bits
+    at_once = 1
 
     def __init__(self, frequencies: Tensor, length: int, seed: int) -> None:
-        self.frequencies, self.length, self.seed = frequencies.detach().cpu(), length, check_seed(seed)
+        self.frequencies, self.length, self.seed = (
+            frequencies.detach().cpu(),
+            length,
+            check_seed(seed),
+        )
         self._blocks: dict[int, Tensor] = {}
 
     @abstractmethod
@@ -65,26 +73,34 @@ class DrawnRows(EndlessRows):
 
     def block(self, number: int) -> Tensor:
         uniform = stream(self.seed, Purpose.DRAWN_ROWS, number).random((_BLOCK, self.length))
-        return torch.from_numpy(np.searchsorted(self._shares, uniform * self._shares[-1], side="right"))
+        return torch.from_numpy(
+            np.searchsorted(self._shares, uniform * self._shares[-1], side="right")
+        )
 
 
 class WrittenRows(EndlessRows):
-    """Ids that a teacher writes: each is drawn from its prediction after those before. Ids without a frequency are never written.
+    """Ids that a teacher writes: each is drawn from its prediction after those before. Ids without
+    a frequency are never written.
 
-    A row begins with the model's `bos_token_id`, as it does again after its `eos_token_id`; without them with a drawn id.
+    A row begins with the model's `bos_token_id`, as it does again after its `eos_token_id`; without
+    them with a drawn id.
 
     Args:
         teacher: in evaluation mode.
     """
 
-    def __init__(self, teacher: PreTrainedModel, frequencies: Tensor, length: int, seed: int) -> None:
+    def __init__(
+        self, teacher: PreTrainedModel, frequencies: Tensor, length: int, seed: int
+    ) -> None:
         super().__init__(frequencies, length, seed)
         self._teacher = teacher
 
     @property
     def at_once(self) -> int:
         own, cached = next(self._teacher.parameters()), getattr(self._teacher, "needs_mask", True)
-        logits = _BLOCK * len(self.frequencies) * (1 if cached else self.length)  # without a cache of all positions
+        logits = (
+            _BLOCK * len(self.frequencies) * (1 if cached else self.length)
+        )  # without a cache of all positions
         return 1 if values_are_free(own) else max(1, min(_AT_ONCE, portions(own).block // logits))
 
     @torch.no_grad()
@@ -92,18 +108,38 @@ class WrittenRows(EndlessRows):
         model, possible = self._teacher, self.frequencies > 0
         impossible = ~possible.to(model.device)
         numbers = range(number, number + self.at_once)
-        draws = [torch.Generator().manual_seed(derive(self.seed, Purpose.WRITTEN_ROWS, i)) for i in numbers]
+        draws = [
+            torch.Generator().manual_seed(derive(self.seed, Purpose.WRITTEN_ROWS, i))
+            for i in numbers
+        ]
         named = (getattr(model.config, name, None) for name in ("bos_token_id", "eos_token_id"))
-        begin, end = (i if isinstance(i, int) and 0 <= i < len(possible) and possible[i] else None for i in named)
-        first = torch.cat([torch.multinomial(self.frequencies, _BLOCK, True, generator=each) for each in draws])
-        ids, kept = (first if begin is None else torch.full_like(first, begin))[:, None].to(model.device), {}
+        begin, end = (
+            i if isinstance(i, int) and 0 <= i < len(possible) and possible[i] else None
+            for i in named
+        )
+        first = torch.cat(
+            [torch.multinomial(self.frequencies, _BLOCK, True, generator=each) for each in draws]
+        )
+        ids, kept = (
+            (first if begin is None else torch.full_like(first, begin))[:, None].to(model.device),
+            {},
+        )
         while ids.shape[1] < self.length:
             read = ids[:, -1:] if kept else ids  # the keys and values of the others are kept
-            output = model(input_ids=read, attention_mask=torch.ones_like(ids), use_cache=True, **kept)
-            name = "cache" if hasattr(output, "cache") else "past_key_values"  # its name before transformers 5.24
+            output = model(
+                input_ids=read, attention_mask=torch.ones_like(ids), use_cache=True, **kept
+            )
+            name = (
+                "cache" if hasattr(output, "cache") else "past_key_values"
+            )  # its name before transformers 5.24
             kept = {name: past} if (past := getattr(output, name, None)) is not None else {}
             p = output.logits[:, -1].float().masked_fill(impossible, -torch.inf).softmax(-1)
-            drawn = _drawn(p, torch.cat([1 - torch.rand(_BLOCK, 1, generator=each) for each in draws]).to(p.device))
+            drawn = _drawn(
+                p,
+                torch.cat([1 - torch.rand(_BLOCK, 1, generator=each) for each in draws]).to(
+                    p.device
+                ),
+            )
             if None not in (begin, end) and begin != end:
                 drawn.masked_fill_(ids[:, -1:] == end, begin)
             ids = torch.cat([ids, drawn], dim=1)
@@ -111,30 +147,40 @@ class WrittenRows(EndlessRows):
 
 
 def _drawn(p: Tensor, uniform: Tensor) -> Tensor:
-    """An entry (n, 1) of each distribution (n, V), for a number (n, 1) above 0 and up to 1. `torch.multinomial` would draw one for each entry, which
-    takes five times as long."""
+    """An entry (n, 1) of each distribution (n, V), for a number (n, 1) above 0 and up to 1.
+    `torch.multinomial` would draw one for each entry, which takes five times as long.
+    """
     if not values_are_free(p):
         p = (p * 2**30).long()  # whole numbers add up to the same on a GPU, in any order
     sums = p.cumsum(-1)
     wanted = uniform * sums[:, -1:]
-    return torch.searchsorted(sums, wanted if p.is_floating_point() else wanted.ceil().long().minimum(sums[:, -1:]))
+    return torch.searchsorted(
+        sums, wanted if p.is_floating_point() else wanted.ceil().long().minimum(sums[:, -1:])
+    )
 
 
 class RowsDataset(torch.utils.data.IterableDataset):
-    """Endless rows for a `DataLoader` and for the stock Trainer. Use it with `FarziData.collator()`.
+    """Endless rows for a `DataLoader` and for the stock Trainer. Use it with
+    `FarziData.collator()`.
 
-    Each row has `input_ids` (ξ,) and, as a sign that a teacher labels it, `labels` without numbers (ξ, 0).
+    Each row has `input_ids` (ξ,) and, as a sign that a teacher labels it, `labels` without numbers
+    (ξ, 0).
 
     Args:
         source: makes the rows.
-        num_rows: rows of an epoch, at least 1. Each iteration reads the next epoch, also after one that was left early. None: without an end.
+        num_rows: rows of an epoch, at least 1. Each iteration reads the next epoch, also after one
+            that was left early. None: without an end.
     """
 
     def __init__(self, source: EndlessRows, num_rows: int | None = None) -> None:
         if num_rows is not None and num_rows < 1:
-            raise ValueError(f"num_rows={num_rows!r} is no length of an epoch; give at least 1, or None")
+            raise ValueError(
+                f"num_rows={num_rows!r} is no length of an epoch; give at least 1, or None"
+            )
         self.source, self.num_rows = source, num_rows
-        self._epoch = torch.zeros((), dtype=torch.long).share_memory_()  # a worker of a DataLoader counts for all
+        self._epoch = torch.zeros(
+            (), dtype=torch.long
+        ).share_memory_()  # a worker of a DataLoader counts for all
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch that the next iteration reads. Trainer and Accelerate call it."""

@@ -1,9 +1,11 @@
-"""FarziData: a few synthetic sequences of soft tokens that stand in for a whole autoregressive dataset.
+"""FarziData: a few synthetic sequences of soft tokens that stand in for a whole autoregressive
+dataset.
 
-In the paper's form a summary is two tensors, `latents (μ, ξ, d)` and `decoder (d, V)`. The soft token at position j of sequence i is
-`softmax(latents[i, j] @ decoder / τ)`, a distribution over the V entries of the vocabulary (section 3 of the paper,
-arXiv 2310.09983). A summary may also have labels of its own, and ids for inputs: see `farzi_hf.summary.forms`. Soft tokens are
-computed only for the sequences of one batch: no tensor has the size μ × ξ × V.
+In the paper's form a summary is two tensors, `latents (μ, ξ, d)` and `decoder (d, V)`. The soft
+token at position j of sequence i is `softmax(latents[i, j] @ decoder / τ)`, a distribution over the
+V entries of the vocabulary (section 3 of the paper, arXiv 2310.09983). A summary may also have
+labels of its own, and ids for inputs: see `farzi_hf.summary.forms`. Soft tokens are computed only
+for the sequences of one batch: no tensor has the size μ × ξ × V.
 """
 
 from __future__ import annotations
@@ -36,8 +38,20 @@ from farzi_hf.summary.store.hub import fetch_artefact, push_folder
 from farzi_hf.summary.store.tensor_file import SHARES, STORAGES, TEACHER, fingerprint, load_tensors
 from farzi_hf.summary.store.text import without_local_paths
 from farzi_hf.summary.store.untrusted import load_vocabulary
-from farzi_hf.summary.store.writing import Results, load_results, read_plots, rows_table, write_artefact
-from farzi_hf.summary.teacher import CarriedTeacher, check_made_again, factors_of_rank, plain_config, teacher_model
+from farzi_hf.summary.store.writing import (
+    Results,
+    load_results,
+    read_plots,
+    rows_table,
+    write_artefact,
+)
+from farzi_hf.summary.teacher import (
+    CarriedTeacher,
+    check_made_again,
+    factors_of_rank,
+    plain_config,
+    teacher_model,
+)
 
 _READ_AT_ONCE = 64  # rows that a teacher reads at once
 _SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
@@ -46,12 +60,13 @@ _SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
 class FarziData(nn.Module):
     """The summary: its tensors, its `config`, and the vocabulary if it has one.
 
-    The tensors are attributes under the names that `farzi_hf.summary.forms` lists; by default `latents (μ, ξ, d)` and
-    `decoder (d, V)`. Those that are learnt are parameters, the others buffers.
+    The tensors are attributes under the names that `farzi_hf.summary.forms` lists; by default
+    `latents (μ, ξ, d)` and `decoder (d, V)`. Those that are learnt are parameters, the others
+    buffers.
 
-    `processing_class` is the tokenizer (or the list of item names) that gives the V entries their meaning, or `None`:
-    a summary without one can be trained on, it just cannot be read. `tensors` replace random ones; their shapes are those
-    that the config says.
+    `processing_class` is the tokenizer (or the list of item names) that gives the V entries their
+    meaning, or `None`: a summary without one can be trained on, it just cannot be read. `tensors`
+    replace random ones; their shapes are those that the config says.
 
     ```python
     farzi = FarziData(FarziDataConfig(num_sequences=400, sequence_length=50, latent_dim=16, vocab_size=2004))
@@ -59,7 +74,12 @@ class FarziData(nn.Module):
     ```
     """
 
-    def __init__(self, config: FarziDataConfig, processing_class: Any = None, tensors: Mapping[str, Tensor] | None = None):
+    def __init__(
+        self,
+        config: FarziDataConfig,
+        processing_class: Any = None,
+        tensors: Mapping[str, Tensor] | None = None,
+    ):
         super().__init__()
         self.config = config
         self.processing_class = processing_class
@@ -76,12 +96,18 @@ class FarziData(nn.Module):
             if name.startswith(TEACHER):
                 continue
             if name == SHARES:
-                self.register_buffer(name, tensors[name] if tensors else torch.full(shape, 1 / config.vocab_size))
+                self.register_buffer(
+                    name, tensors[name] if tensors else torch.full(shape, 1 / config.vocab_size)
+                )
             elif name in config.learnt:
                 given = tensors[name] if tensors else torch.randn(shape) * config.latent_std
                 self.register_parameter(name, nn.Parameter(given))
             else:
-                given = tensors[name] if tensors else torch.randint(config.vocab_size, shape, dtype=torch.int32)
+                given = (
+                    tensors[name]
+                    if tensors
+                    else torch.randint(config.vocab_size, shape, dtype=torch.int32)
+                )
                 self.register_buffer(name, given)
 
     @property
@@ -94,9 +120,13 @@ class FarziData(nn.Module):
         """The tensors, and not the second names of weights that layers of a teacher share."""
         state = super().state_dict(*args, **kwargs)
         prefix = kwargs.get("prefix", "")
-        return type(state)((name, x) for name, x in state.items() if name.removeprefix(prefix) in self._names)
+        return type(state)(
+            (name, x) for name, x in state.items() if name.removeprefix(prefix) in self._names
+        )
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """The inverse of `state_dict`."""
         missing, unexpected = super().load_state_dict(state_dict, strict=False, assign=assign)
         if assign and self.config.labels == "teacher":  # weights that layers share are there once
@@ -104,18 +134,27 @@ class FarziData(nn.Module):
             self._carried = None
         missing = [name for name in missing if name in self._names]
         if strict and (missing or unexpected):
-            raise RuntimeError(f"state_dict lacks {missing} and has {unexpected} beside; give that of such a summary")
+            raise RuntimeError(
+                f"state_dict lacks {missing} and has {unexpected} beside; give that of such a"
+                " summary"
+            )
         return _IncompatibleKeys(missing, unexpected)
 
     def _apply(self, *args: Any, **how: Any) -> FarziData:
-        """What `to` does. On a GPU the teacher's attention is eager: fused kinds look at the mask, for which each step would wait."""
+        """What `to` does. On a GPU the teacher's attention is eager: fused kinds look at the mask,
+        for which each step would wait.
+        """
         super()._apply(*args, **how)
         if self.config.labels == "teacher":
-            self.teacher.set_attn_implementation(self._attention if device_of(self.tensors).type == "cpu" else "eager")
+            self.teacher.set_attn_implementation(
+                self._attention if device_of(self.tensors).type == "cpu" else "eager"
+            )
         return self
 
     def train(self, mode: bool = True) -> FarziData:
-        """As of any module; but a carried teacher has no dropout, because its labels are the same whenever they are asked for."""
+        """As of any module; but a carried teacher has no dropout, because its labels are the same
+        whenever they are asked for.
+        """
         super().train(mode)
         if self.config.labels == "teacher":
             self.teacher.eval()
@@ -130,11 +169,14 @@ class FarziData(nn.Module):
 
     @property
     def is_endless(self) -> bool:
-        """Whether it makes its rows, as many as a training asks for. Its μ is then the number of rows that are shown."""
+        """Whether it makes its rows, as many as a training asks for. Its μ is then the number of
+        rows that are shown.
+        """
         return INPUTS[self.config.inputs].source is not None
 
     def endless(self, seed: int | None = None, length: int | None = None) -> EndlessRows | None:
-        """The rows of a training whose inputs are made when they are read; None where inputs are stored.
+        """The rows of a training whose inputs are made when they are read; None where inputs are
+        stored.
 
         Args:
             seed: of the rows; by default `config.seed`.
@@ -155,7 +197,10 @@ class FarziData(nn.Module):
         return STORAGES[self.config.storage].nbytes(self.tensors)
 
     def __repr__(self) -> str:
-        config, parts = self.config, [f"inputs={self.config.inputs!r}", f"labels={self.config.labels!r}"]
+        config, parts = (
+            self.config,
+            [f"inputs={self.config.inputs!r}", f"labels={self.config.labels!r}"],
+        )
         if self.carried is not None:
             count = sum(x.numel() for x in self.teacher.parameters())
             parts.append(f"teacher={self.teacher.config.model_type!r} of {count:,} numbers")
@@ -163,37 +208,53 @@ class FarziData(nn.Module):
         parts += [f"{rows} rows of {config.sequence_length}", f"{config.vocab_size:,} entries"]
         return f"FarziData({', '.join(parts)}, {self.nbytes:,} bytes, {config.storage!r})"
 
-    def forward(self, indices: Tensor | None = None, functional: Callable[[dict[str, Tensor]], Tensor] | None = None) -> Tensor:
-        """Probabilities (b, ξ, V) of the sequences `indices (b,)`, or `functional(tensors)` if that is given.
+    def forward(
+        self,
+        indices: Tensor | None = None,
+        functional: Callable[[dict[str, Tensor]], Tensor] | None = None,
+    ) -> Tensor:
+        """Probabilities (b, ξ, V) of the sequences `indices (b,)`, or `functional(tensors)` if that
+        is given.
 
-        They are the soft tokens. A summary whose inputs are ids has none; its probabilities are those of its labels.
+        They are the soft tokens. A summary whose inputs are ids has none; its probabilities are
+        those of its labels.
 
-        A distillation passes its meta-objective through `forward`, so that DistributedDataParallel and autocast, which wrap the module,
-        see an ordinary forward and backward pass. Reading `farzi.latents` from outside would bypass them.
+        A distillation passes its meta-objective through `forward`, so that DistributedDataParallel
+        and autocast, which wrap the module, see an ordinary forward and backward pass. Reading
+        `farzi.latents` from outside would bypass them.
 
         Raises:
-            ValueError: neither argument is given (the soft tokens of all μ sequences at once would not fit into memory),
-                or `indices` is not a vector of integers.
+            ValueError: neither argument is given (the soft tokens of all μ sequences at once would
+                not fit into memory), or `indices` is not a vector of integers.
         """
         if functional is not None:
             return functional(self.tensors)
         if indices is None or indices.ndim != 1 or indices.is_floating_point():
             got = "None" if indices is None else f"{indices.dtype} of shape {tuple(indices.shape)}"
-            raise ValueError(f"indices must be an integer tensor of shape (b,), got {got}; pass torch.tensor([0, …])")
+            raise ValueError(
+                f"indices must be an integer tensor of shape (b,), got {got}; pass"
+                " torch.tensor([0, …])"
+            )
         if (endless := self.endless()) is not None:
             indices = torch.cat([endless.rows(i, 1) for i in indices.tolist()])
         inputs, labels = batch_of(self.tensors, indices, self.config.tau, self.carried)
         return (inputs if isinstance(inputs, SoftTokens) else labels).probabilities()
 
-    def as_dataset(self, num_rows: int | None = None, seed: int | None = None) -> Dataset | RowsDataset:
-        """The rows for the stock Trainer: a `datasets.Dataset` of μ rows, or a stream where inputs are drawn or written. Use it with `collator()`.
+    def as_dataset(
+        self, num_rows: int | None = None, seed: int | None = None
+    ) -> Dataset | RowsDataset:
+        """The rows for the stock Trainer: a `datasets.Dataset` of μ rows, or a stream where inputs
+        are drawn or written. Use it with `collator()`.
 
-        The column `input_ids` holds (ξ, d) floats, which the collator turns into soft tokens batch by batch, or ξ ids. Labels of their own are in the
-        column `labels`, (ξ, e) floats. Trainer drops columns of other names. Those of a carried teacher are made by the collator.
+        The column `input_ids` holds (ξ, d) floats, which the collator turns into soft tokens batch
+        by batch, or ξ ids. Labels of their own are in the column `labels`, (ξ, e) floats. Trainer
+        drops columns of other names. Those of a carried teacher are made by the collator.
 
         Args:
-            num_rows: of a stream, the rows of an epoch. The next epoch goes on where it ended. By default, a stream has no end.
-            seed: of a stream; by default `config.seed`. A row depends on (seed, position) alone, whoever reads it.
+            num_rows: of a stream, the rows of an epoch. The next epoch goes on where it ended. By
+                default, a stream has no end.
+            seed: of a stream; by default `config.seed`. A row depends on (seed, position) alone,
+                whoever reads it.
 
         Raises:
             ValueError: rows that are stored have neither.
@@ -202,46 +263,62 @@ class FarziData(nn.Module):
             return RowsDataset(endless, num_rows)
         if num_rows is not None or seed is not None:
             raise ValueError(
-                f"num_rows={num_rows!r} and seed={seed!r}: leave them out, inputs={self.config.inputs!r} are rows that are stored"
+                f"num_rows={num_rows!r} and seed={seed!r}: leave them out,"
+                f" inputs={self.config.inputs!r} are rows that are stored"
             )
         return Dataset(rows_table(self.tensors)).with_format("torch")
 
     def collator(self) -> SoftTokenCollator:
-        """The data collator for `as_dataset()` and for rows of ids: one Trainer can train on soft rows and evaluate on real data.
+        """The data collator for `as_dataset()` and for rows of ids: one Trainer can train on soft
+        rows and evaluate on real data.
 
         It can be pickled, and holds copies of the decoders on the CPU.
         """
         config, tensors = self.config, self.tensors
         found = (tensors.get(name) for name in ("decoder", "label_decoder"))
         decoder, of_labels = (None if x is None else x.detach().cpu().clone() for x in found)
-        teacher = CarriedTeacher(copy.deepcopy(self.teacher).cpu()) if config.labels == "teacher" else None
+        teacher = (
+            CarriedTeacher(copy.deepcopy(self.teacher).cpu())
+            if config.labels == "teacher"
+            else None
+        )
         return SoftTokenCollator(decoder, config.tau, of_labels, config.vocab_size, teacher)
 
-    def training_arguments(self, output_dir: str | os.PathLike, **changes: Any) -> TrainingArguments:
-        """The stock Trainer's arguments for a student that trains as the learners of the distillation did.
+    def training_arguments(
+        self, output_dir: str | os.PathLike, **changes: Any
+    ) -> TrainingArguments:
+        """The stock Trainer's arguments for a student that trains as the learners of the
+        distillation did.
 
-        From `config.inner` come the optimizer and its settings, the schedule, the number of steps and the batch size. As in the inner loop,
-        gradients are not clipped. Nothing is saved or reported, and every tenth step is logged. A warning says where Trainer
-        differs: AdamW's weight decay, and a last incomplete batch, which the inner loop leaves out.
+        From `config.inner` come the optimizer and its settings, the schedule, the number of steps
+        and the batch size. As in the inner loop, gradients are not clipped. Nothing is saved or
+        reported, and every tenth step is logged. A warning says where Trainer differs: AdamW's
+        weight decay, and a last incomplete batch, which the inner loop leaves out.
 
         Args:
             output_dir: Trainer's folder. It stays empty unless `changes` asks for files.
-            changes: arguments of `transformers.TrainingArguments` that replace those above or add to them, such as `seed` or `bf16`.
+            changes: arguments of `transformers.TrainingArguments` that replace those above or add
+                to them, such as `seed` or `bf16`.
 
         Raises:
-            ValueError: the learning rate or the number of steps is neither in `config.inner` nor in `changes`, or `config.inner` holds
-                settings that no inner optimizer accepts.
+            ValueError: the learning rate or the number of steps is neither in `config.inner` nor in
+                `changes`, or `config.inner` holds settings that no inner optimizer accepts.
         """
         stored = None if self.is_endless else self.config.num_sequences
         return stock_arguments(self.config.inner, stored, str(output_dir), changes)
 
     @property
     def optimizer_cls_and_kwargs(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]] | None:
-        """For the stock Trainer's argument of this name: the optimizer that students had, where `training_arguments` cannot name it, else None.
+        """For the stock Trainer's argument of this name: the optimizer that students had, where
+        `training_arguments` cannot name it, else None.
 
         Without it, Trainer has AdamW at the same settings, which needs more steps.
         """
-        return inner_optimizer(self.config.inner).stock_class if "lr" in (self.config.inner or {}) else None
+        return (
+            inner_optimizer(self.config.inner).stock_class
+            if "lr" in (self.config.inner or {})
+            else None
+        )
 
     def as_hard_dataset(self, samples_per_sequence: int | None = None, seed: int = 0) -> Dataset:
         """Token ids in place of soft tokens, for models and trainers that take only ids.
@@ -249,174 +326,263 @@ class FarziData(nn.Module):
         Students learn less from them: docs/paper_tables.md says how much less.
 
         Args:
-            samples_per_sequence: n, the sequences drawn from each synthetic one. Every position is drawn from its own distribution.
-                `None` takes the likeliest token of each position instead.
+            samples_per_sequence: n, the sequences drawn from each synthetic one. Every position is
+                drawn from its own distribution. `None` takes the likeliest token of each position
+                instead.
             seed: of the draws.
 
         Returns:
-            μ·n rows (μ rows for `None`) with `input_ids` and `labels`, ξ ids each. The n rows of a synthetic sequence are neighbours.
-            Labels equal the inputs, or are drawn from the summary's own labels; a student predicts `labels[j + 1]` after position j,
-            so the last own label, which has no place in such a row, is left out.
+            μ·n rows (μ rows for `None`) with `input_ids` and `labels`, ξ ids each. The n rows of a
+            synthetic sequence are neighbours. Labels equal the inputs, or are drawn from the
+            summary's own labels; a student predicts `labels[j + 1]` after position j, so the last
+            own label, which has no place in such a row, is left out.
         """
         ids, labels = hard_rows(self.fixed().tensors, self.config.tau, samples_per_sequence, seed)
-        return Dataset.from_dict({"input_ids": ids.tolist(), "labels": labels.tolist()}).with_format("torch")
+        return Dataset.from_dict(
+            {"input_ids": ids.tolist(), "labels": labels.tolist()}
+        ).with_format("torch")
 
     def decode(self, top_k: int = 5) -> list[list[dict[str, Any]]]:
         """The likeliest tokens of each position, their probabilities, and the entropy.
 
         Returns:
-            `decoded[i][j] = {"tokens": [...], "probabilities": [...], "entropy": nats}` of position j in sequence i. Tokens are sorted
-            by falling probability; they are strings if there is a vocabulary, otherwise ids. There are at most V of them. An input that
-            is an id is one token with probability 1. With labels of its own, a position also has `label_tokens`,
+            `decoded[i][j] = {"tokens": [...], "probabilities": [...], "entropy": nats}` of position
+            j in sequence i. Tokens are sorted by falling probability; they are strings if there is
+            a vocabulary, otherwise ids. There are at most V of them. An input that is an id is one
+            token with probability 1. With labels of its own, a position also has `label_tokens`,
             `label_probabilities` and `label_entropy`: what a student should predict after it.
         """
         fixed = self.fixed()
         return decode(fixed.tensors, fixed.config, self.vocabulary, check_size("top_k", top_k, 1))
 
-    # -- a carried teacher -------------------------------------------------------------------------------------------
+    # -- a carried teacher -------------------------------------------------------------------------
 
     @classmethod
     @torch.no_grad()
     def from_teacher(
-        cls, teacher: PreTrainedModel, *, inputs: str = "drawn", sequence_length: int,
-        frequencies: Tensor | Sequence[float] | None = None, storage: str = "int6", tokenizer: Any = None,
-        num_sequences: int = 64, seed: int = 0,
-    ) -> FarziData:  # fmt: skip
-        """A summary that carries a trained model, whose predictions are the labels. No outer step is needed.
+        cls,
+        teacher: PreTrainedModel,
+        *,
+        inputs: str = "drawn",
+        sequence_length: int,
+        frequencies: Tensor | Sequence[float] | None = None,
+        storage: str = "int6",
+        tokenizer: Any = None,
+        num_sequences: int = 64,
+        seed: int = 0,
+    ) -> FarziData:
+        """A summary that carries a trained model, whose predictions are the labels. No outer step
+        is needed.
 
         Args:
             teacher: a causal language model, or a recommender of `farzi_hf.models`.
-            inputs: "drawn", ids by frequency; "written", ids that the teacher writes; "tokens", drawn ids that are fixed.
+            inputs: "drawn", ids by frequency; "written", ids that the teacher writes; "tokens",
+                drawn ids that are fixed.
             sequence_length: ξ, ids of a row.
-            frequencies: (V,) positive numbers, how often an id is drawn; 0: never. By default all alike.
-            storage: how the teacher's numbers are stored. It computes with what is left of them from now on.
+            frequencies: (V,) positive numbers, how often an id is drawn; 0: never. By default all
+                alike.
+            storage: how the teacher's numbers are stored. It computes with what is left of them
+                from now on.
             tokenizer: or a list of items' names.
             num_sequences: μ, the rows that are shown; where inputs are "tokens", all rows.
             seed: of the rows.
 
         Raises:
-            ValueError: the teacher cannot be made again from its config, or cannot read ξ ids; or the frequencies are none.
+            ValueError: the teacher cannot be made again from its config, or cannot read ξ ids; or
+                the frequencies are none.
         """
         size = vocabulary_size(teacher)
-        shares = torch.ones(size) if frequencies is None else torch.as_tensor(frequencies, dtype=torch.float64).cpu()
-        if shares.shape != (size,) or not (torch.isfinite(shares).all() and shares.min() >= 0 and shares.max() > 0):
-            raise ValueError(f"frequencies must be {size} positive numbers, one for each entry of the vocabulary")
+        shares = (
+            torch.ones(size)
+            if frequencies is None
+            else torch.as_tensor(frequencies, dtype=torch.float64).cpu()
+        )
+        if shares.shape != (size,) or not (
+            torch.isfinite(shares).all() and shares.min() >= 0 and shares.max() > 0
+        ):
+            raise ValueError(
+                f"frequencies must be {size} positive numbers, one for each entry of the vocabulary"
+            )
         config = FarziDataConfig(
-            num_sequences, sequence_length, vocab_size=size, inputs=inputs, labels="teacher", teacher=plain_config(teacher.config),
-            seed=seed, inner=STUDENTS_OF_A_TEACHER,
-        )  # fmt: skip
+            num_sequences,
+            sequence_length,
+            vocab_size=size,
+            inputs=inputs,
+            labels="teacher",
+            teacher=plain_config(teacher.config),
+            seed=seed,
+            inner=STUDENTS_OF_A_TEACHER,
+        )
         shares = (shares / shares.sum()).float()
         ids = DrawnRows(shares, sequence_length, seed).rows(0, num_sequences)
-        tensors = {TEACHER + name: x.detach().float().cpu().clone() for name, x in teacher.named_parameters()}
-        check_made_again(teacher, teacher_model(config), ids[:2], "teacher", "give a plain causal language model")
+        tensors = {
+            TEACHER + name: x.detach().float().cpu().clone()
+            for name, x in teacher.named_parameters()
+        }
+        check_made_again(
+            teacher, teacher_model(config), ids[:2], "teacher", "give a plain causal language model"
+        )
         farzi = cls(config, tokenizer, {**tensors, SHARES: shares, "input_ids": ids.int()})
         config.adopt_vocabulary(farzi.vocabulary, "tokenizer")
         farzi.store_as(storage)
         return farzi
 
     @torch.no_grad()
-    def materialize(self, num_sequences: int, sequence_length: int | None = None, label_dim: int | None = None) -> FarziData:
-        """The first rows of a summary that carries a teacher, with its labels, as a summary of fixed rows with labels of their own.
+    def materialize(
+        self, num_sequences: int, sequence_length: int | None = None, label_dim: int | None = None
+    ) -> FarziData:
+        """The first rows of a summary that carries a teacher, with its labels, as a summary of
+        fixed rows with labels of their own.
 
         Args:
             num_sequences: μ of it.
             sequence_length: ξ of it; by default that of this summary.
-            label_dim: e, numbers of a label; by default as many as the teacher's head has. With fewer, the closest labels of that rank are taken.
+            label_dim: e, numbers of a label; by default as many as the teacher's head has. With
+                fewer, the closest labels of that rank are taken.
 
         Raises:
-            ValueError: the summary carries no teacher, or stores fewer rows; a size is below 1; or the teacher does not read ξ ids.
+            ValueError: the summary carries no teacher, or stores fewer rows; a size is below 1; or
+                the teacher does not read ξ ids.
         """
-        length = self.config.sequence_length if sequence_length is None else check_size("sequence_length", sequence_length)
+        length = (
+            self.config.sequence_length
+            if sequence_length is None
+            else check_size("sequence_length", sequence_length)
+        )
         check_size("num_sequences", num_sequences)
         check_size("label_dim", 1 if label_dim is None else label_dim)
         if self.carried is None:
-            raise ValueError(f"labels={self.config.labels!r}: rows are fixed; materialize() is for labels='teacher'")
+            raise ValueError(
+                f"labels={self.config.labels!r}: rows are fixed; materialize() is for"
+                " labels='teacher'"
+            )
         if (endless := self.endless(length=length)) is not None:
             if length > self.config.sequence_length:
-                teacher, some = self.collator().teacher, DrawnRows(self.frequencies, length, 0).rows(0, 1)
+                teacher, some = (
+                    self.collator().teacher,
+                    DrawnRows(self.frequencies, length, 0).rows(0, 1),
+                )
                 teacher.check(teacher.tensors, some, "teacher", "give a smaller sequence_length")
             ids = endless.rows(0, num_sequences)
         else:
             ids = self.input_ids[:num_sequences, :length].long()
         if ids.shape != (num_sequences, length):
-            raise ValueError(f"num_sequences={num_sequences}, sequence_length={length}: it has {tuple(ids.shape)}")
-        parts = [self.carried.labels(self.tensors, part.to(self.teacher.device)) for part in ids.split(_READ_AT_ONCE)]
-        latents, decoder = torch.cat([part.latents for part in parts]).flatten(0, 1), parts[0].decoder
+            raise ValueError(
+                f"num_sequences={num_sequences}, sequence_length={length}: it has"
+                f" {tuple(ids.shape)}"
+            )
+        parts = [
+            self.carried.labels(self.tensors, part.to(self.teacher.device))
+            for part in ids.split(_READ_AT_ONCE)
+        ]
+        latents, decoder = (
+            torch.cat([part.latents for part in parts]).flatten(0, 1),
+            parts[0].decoder,
+        )
         latents, decoder = factors_of_rank(latents, decoder, label_dim)
         config = FarziDataConfig(
-            num_sequences, length, vocab_size=self.config.vocab_size, inner=self.config.inner, inputs="tokens", labels="own",
-            label_dim=len(decoder), vocabulary_hash=self.config.vocabulary_hash,
-        )  # fmt: skip
+            num_sequences,
+            length,
+            vocab_size=self.config.vocab_size,
+            inner=self.config.inner,
+            inputs="tokens",
+            labels="own",
+            label_dim=len(decoder),
+            vocabulary_hash=self.config.vocabulary_hash,
+        )
         tensors = {
-            "input_ids": ids.int().to(latents.device), "label_latents": latents.view(num_sequences, length, -1), "label_decoder": decoder.contiguous()
-        }  # fmt: skip
+            "input_ids": ids.int().to(latents.device),
+            "label_latents": latents.view(num_sequences, length, -1),
+            "label_decoder": decoder.contiguous(),
+        }
         found = FarziData(config, self.processing_class, tensors)
         found._results = self._results[0], ""
         return found
 
     def fixed(self) -> FarziData:
-        """This summary; where it carries a teacher, its first μ rows with their labels, to be read and shown."""
+        """This summary; where it carries a teacher, its first μ rows with their labels, to be read
+        and shown.
+        """
         return self if self.carried is None else self.materialize(self.config.num_sequences)
 
-    # -- files -------------------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def store_as(self, storage: str) -> None:
-        """Rounds the tensors, in place, to what a way of storing keeps of them. They are saved that way from now on.
+        """Rounds the tensors, in place, to what a way of storing keeps of them. They are saved that
+        way from now on.
 
-        Do this once, when the summary is complete: it changes what students learn, by little, and `nbytes`. The metrics of an earlier
-        save stay those of the exact numbers until you measure again.
+        Do this once, when the summary is complete: it changes what students learn, by little, and
+        `nbytes`. The metrics of an earlier save stay those of the exact numbers until you measure
+        again.
 
         Args:
-            storage: "int8", "int6", "int5" or "int4", so many bits for each number of a float32 summary; "coded6" to "coded2", the same
-                coded by their entropy; or "exact", which rounds nothing.
+            storage: "int8", "int6", "int5" or "int4", so many bits for each number of a float32
+                summary; "coded6" to "coded2", the same coded by their entropy; or "exact", which
+                rounds nothing.
 
         Raises:
             ValueError: there is no such way, or numbers that are not float32 are to be rounded.
         """
-        known, kept = self.results, STORAGES[check_choice("storage", storage, STORAGES)].rounded(self.tensors)
+        known, kept = (
+            self.results,
+            STORAGES[check_choice("storage", storage, STORAGES)].rounded(self.tensors),
+        )
         for name, tensor in self.tensors.items():
             tensor.copy_(kept[name])
         self.config.storage = storage
         self._results = (known, self.fingerprint())
 
     def contents(self) -> Contents:
-        """The parts that the artefact is written from, with numbers as whoever loads it will find them."""
+        """The parts that the artefact is written from, with numbers as whoever loads it will find
+        them.
+        """
         exact, fixed = {name: tensor.detach() for name, tensor in self.tensors.items()}, None
         tensors, vocabulary = STORAGES[self.config.storage].rounded(exact), self.vocabulary
         if self.carried is not None:
             shown = self.fixed()
             decoded = Decoded(shown.tensors, shown.config, vocabulary, _SHOWN_TOKENS)
             fixed = Contents(shown.tensors, shown.config, vocabulary, decoded)
-        decoded = fixed.decoded if fixed else Decoded(tensors, self.config, vocabulary, _SHOWN_TOKENS)
+        decoded = (
+            fixed.decoded if fixed else Decoded(tensors, self.config, vocabulary, _SHOWN_TOKENS)
+        )
         return Contents(tensors, self.config, vocabulary, decoded, fixed)
 
     def save_pretrained(
-        self, folder: str | os.PathLike, processing_class: Any = None, metrics: Mapping[str, Any] | None = None,
-        recipe: Mapping[str, Any] | None = None, plots: Sequence[str | os.PathLike] | None = None,
-    ) -> None:  # fmt: skip
-        """Writes the whole artefact (tensors, config, vocabulary, parquet tables, card) into `folder`.
+        self,
+        folder: str | os.PathLike,
+        processing_class: Any = None,
+        metrics: Mapping[str, Any] | None = None,
+        recipe: Mapping[str, Any] | None = None,
+        plots: Sequence[str | os.PathLike] | None = None,
+    ) -> None:
+        """Writes the whole artefact (tensors, config, vocabulary, parquet tables, card) into
+        `folder`.
 
-        Atomic: a crash at any point leaves the old artefact or the new one whole. Other files in the folder stay, for instance
-        a checkpoint's optimizer state. docs/artefact.md lists the files.
+        Atomic: a crash at any point leaves the old artefact or the new one whole. Other files in
+        the folder stay, for instance a checkpoint's optimizer state. docs/artefact.md lists the
+        files.
 
-        `metrics`, `recipe` and `plots` that are not given stay as they were last saved or loaded, see `results`. Absolute
-        paths in them are cut to their last part.
+        `metrics`, `recipe` and `plots` that are not given stay as they were last saved or loaded,
+        see `results`. Absolute paths in them are cut to their last part.
 
         Args:
-            processing_class: tokenizer or list of item names. The summary keeps it, and the config its hash.
+            processing_class: tokenizer or list of item names. The summary keeps it, and the config
+                its hash.
             metrics: the results on the card, see `store.card.render_card`.
             recipe: everything needed to distil the summary again; becomes `recipe.yaml`.
             plots: image files that are copied into the artefact and shown on the card.
 
         Raises:
-            ValueError: latents or decoder are not finite, the vocabulary does not fit the summary, or the folder
-                holds somebody else's model or dataset.
+            ValueError: latents or decoder are not finite, the vocabulary does not fit the summary,
+                or the folder holds somebody else's model or dataset.
         """
         if processing_class is not None:
             self.processing_class = processing_class
         self.config.adopt_vocabulary(self.vocabulary, "processing_class")
-        check_numbers(self.tensors, self.config, "it is not worth saving, go back to a good checkpoint")
+        check_numbers(
+            self.tensors, self.config, "it is not worth saving, go back to a good checkpoint"
+        )
         known = self.results
         results = Results(
             metrics=without_local_paths(known.metrics if metrics is None else metrics),
@@ -428,10 +594,14 @@ class FarziData(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls, folder_or_repo: str | os.PathLike, revision: str | None = None, token: str | None = None,
+        cls,
+        folder_or_repo: str | os.PathLike,
+        revision: str | None = None,
+        token: str | None = None,
         cache_dir: str | os.PathLike | None = None,
-    ) -> FarziData:  # fmt: skip
-        """Loads a summary from a folder or, if there is no such folder, from a dataset repository of the Hub.
+    ) -> FarziData:
+        """Loads a summary from a folder or, if there is no such folder, from a dataset repository
+        of the Hub.
 
         No code in the folder is run, no link is followed, and nothing is changed there.
 
@@ -441,9 +611,11 @@ class FarziData(nn.Module):
             cache_dir: the folder for downloads; by default the Hub's cache.
 
         Raises:
-            FileNotFoundError: there is neither a folder nor a repository, or a file of the artefact is missing.
-            ValueError: a file is damaged or a link, the tensors are not finite or have other shapes than the config says, or the
-                vocabulary is not the one that the summary was distilled with.
+            FileNotFoundError: there is neither a folder nor a repository, or a file of the artefact
+                is missing.
+            ValueError: a file is damaged or a link, the tensors are not finite or have other shapes
+                than the config says, or the vocabulary is not the one that the summary was
+                distilled with.
         """
         return read_artefact(fetch_artefact(folder_or_repo, revision, token, cache_dir), cls._load)
 
@@ -460,26 +632,37 @@ class FarziData(nn.Module):
         farzi = cls(config, load_vocabulary(artefact, config.vocab_size), tensors)
         check_numbers(farzi.tensors, config, f"{path} is of no use, fetch another one")
         if farzi.carried is not None:
-            ids = farzi.input_ids[:1].long() if (made := farzi.endless()) is None else made.rows(0, 1)
+            ids = (
+                farzi.input_ids[:1].long() if (made := farzi.endless()) is None else made.rows(0, 1)
+            )
             farzi.carried.check(farzi.tensors, ids, f"teacher of {path}", "fetch it again")
         config.adopt_vocabulary(farzi.vocabulary, "folder_or_repo")
         farzi._results = (load_results(artefact), farzi.fingerprint())
         return farzi
 
     def push_to_hub(
-        self, repo_id: str, private: bool | None = None, revision: str | None = None, token: str | None = None,
-        commit_message: str = "Upload Farzi data", **artefact: Any,
-    ) -> str:  # fmt: skip
-        """Uploads the artefact to the *dataset* repository `repo_id` in one commit and returns the commit's address.
+        self,
+        repo_id: str,
+        private: bool | None = None,
+        revision: str | None = None,
+        token: str | None = None,
+        commit_message: str = "Upload Farzi data",
+        **artefact: Any,
+    ) -> str:
+        """Uploads the artefact to the *dataset* repository `repo_id` in one commit and returns the
+        commit's address.
 
         Args:
             private: whether a new repository is private.
-            revision: the branch to commit to, which is made if it does not exist; by default the main one.
+            revision: the branch to commit to, which is made if it does not exist; by default the
+                main one.
             token: of the Hub; by default the one that `hf auth login` has saved.
-            artefact: the arguments of `save_pretrained` beside the folder: processing_class, metrics, recipe, plots.
+            artefact: the arguments of `save_pretrained` beside the folder: processing_class,
+                metrics, recipe, plots.
 
         Raises:
-            httpx.HTTPError: the Hub is out of reach or refuses. Nothing is committed, and another call goes on. See `store.hub.push_folder`.
+            httpx.HTTPError: the Hub is out of reach or refuses. Nothing is committed, and another
+                call goes on. See `store.hub.push_folder`.
         """
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, **artefact)
@@ -487,7 +670,9 @@ class FarziData(nn.Module):
 
     @property
     def results(self) -> Results:
-        """The metrics, recipe and plots of the last save or load; of tensors that have changed since, what is known of their data alone."""
+        """The metrics, recipe and plots of the last save or load; of tensors that have changed
+        since, what is known of their data alone.
+        """
         results, fingerprint = self._results
         of_data = Results({name: x for name, x in results.metrics.items() if name in OF_THE_DATA})
         return results if fingerprint == self.fingerprint() else of_data

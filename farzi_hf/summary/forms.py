@@ -15,7 +15,8 @@ A student reads the input of position j and predicts the label of position j.
 | "own" (`OwnLabels`) | label_latents (μ, ξ, e), label_decoder (e, V) | softmax(label_latents[i, j] @ label_decoder) |
 | "teacher" (`TeacherLabels`) | teacher.… | what a model predicts that the summary carries |
 
-Functions take the tensors of a summary by name, as `FarziData.tensors` gives them; the names tell the form.
+Functions take the tensors of a summary by name, as `FarziData.tensors` gives them; the names tell
+the form.
 """
 
 import json
@@ -40,13 +41,15 @@ Tensors = Mapping[str, Tensor]
 
 
 class Form:
-    """One form of the inputs or of the labels. `Settings`, where it has one, has the settings of a `FarziConfig` that concern this form alone.
+    """One form of the inputs or of the labels. `Settings`, where it has one, has the settings of a
+    `FarziConfig` that concern this form alone.
 
     Attributes:
         tensors: each with the fields of a `FarziDataConfig` that are its sizes.
         is_learnt: whether they are parameters; otherwise they stay as they are.
         by_teachers: whether teachers complete the start of a summary.
-        row_without_steps: the row of a table that has students on a summary without outer steps; None where it is called as any other.
+        row_without_steps: the row of a table that has students on a summary without outer steps;
+            None where it is called as any other.
     """
 
     tensors: ClassVar[dict[str, tuple[str, ...]]] = {}
@@ -57,13 +60,19 @@ class Form:
     @classmethod
     def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
         """The shapes of its tensors in a summary with that config."""
-        return {name: tuple(getattr(config, size) for size in sizes) for name, sizes in cls.tensors.items()}
+        return {
+            name: tuple(getattr(config, size) for size in sizes)
+            for name, sizes in cls.tensors.items()
+        }
 
 
 class SoftInputs(Form):
     """Learnt distributions over the vocabulary."""
 
-    tensors: ClassVar = {"latents": ("num_sequences", "sequence_length", "latent_dim"), "decoder": ("latent_dim", "vocab_size")}
+    tensors: ClassVar = {
+        "latents": ("num_sequences", "sequence_length", "latent_dim"),
+        "decoder": ("latent_dim", "vocab_size"),
+    }
     start = "initialization"
     """The setting that names their start, or the start itself."""
     source = None
@@ -120,13 +129,20 @@ class WrittenInputs(DrawnInputs):
     """Ids that the carried teacher writes."""
 
     words = "written ids"
-    source = staticmethod(lambda farzi, length, seed: WrittenRows(farzi.teacher, farzi.frequencies, length, seed))
+    source = staticmethod(
+        lambda farzi, length, seed: WrittenRows(farzi.teacher, farzi.frequencies, length, seed)
+    )
 
 
 _BY_OUTER_STEPS = {
-    "inner_steps": 100, "inner_learning_rate": 0.02, "inner_betas": [0.7, 0.999], "inner_lr_scheduler_type": "constant",
-    "storage": "exact", "max_steps": 400, "inner_optimizer": "adam",
-}  # fmt: skip
+    "inner_steps": 100,
+    "inner_learning_rate": 0.02,
+    "inner_betas": [0.7, 0.999],
+    "inner_lr_scheduler_type": "constant",
+    "storage": "exact",
+    "max_steps": 400,
+    "inner_optimizer": "adam",
+}
 
 
 class SharedLabels(Form):
@@ -156,16 +172,23 @@ class OwnLabels(Form):
     row_of_start = "same inputs, teacher's labels"
     by_teachers = True
     tensors: ClassVar = {
-        "label_latents": ("num_sequences", "sequence_length", "label_dim"), "label_decoder": ("label_dim", "vocab_size")
-    }  # fmt: skip
+        "label_latents": ("num_sequences", "sequence_length", "label_dim"),
+        "label_decoder": ("label_dim", "vocab_size"),
+    }
 
     @dataclass(frozen=True)
     class Settings:
-        label_dim: int | None = setting(None, "e, numbers per own label; by default those of a teacher's head", least=1)
-        num_teachers: int = setting(1, "teachers; the labels are those of the mean of their logits", least=1)
+        label_dim: int | None = setting(
+            None, "e, numbers per own label; by default those of a teacher's head", least=1
+        )
+        num_teachers: int = setting(
+            1, "teachers; the labels are those of the mean of their logits", least=1
+        )
 
     @staticmethod
-    def batch(tensors: Tensors, rows: Tensor | slice, inputs: Tensor | SoftTokens, teacher: Any) -> SoftTokens:
+    def batch(
+        tensors: Tensors, rows: Tensor | slice, inputs: Tensor | SoftTokens, teacher: Any
+    ) -> SoftTokens:
         """(b, ξ, V): what a student predicts at each position."""
         return SoftTokens(tensors["label_latents"][rows], tensors["label_decoder"])
 
@@ -174,11 +197,19 @@ class TeacherLabels(Form):
     """What a carried teacher predicts after each position."""
 
     inputs: ClassVar = ("drawn", "written", "tokens")
-    # Made-up rows do not run out, so large steps pay; an optimizer with a short memory needs few. Measured on Penn Treebank (recipes/LOG.md).
+    # Made-up rows do not run out, so large steps pay; an optimizer with a short memory needs few.
+    # Measured on Penn Treebank (recipes/LOG.md).
     defaults: ClassVar = {
-        "inner_steps": 300, "inner_learning_rate": 0.03, "inner_betas": [0.7, 0.95], "inner_lr_scheduler_type": "warmup_stable_decay",
-        "synthetic_batch_size": 40, "storage": "coded5", "max_steps": 0, "inputs": "drawn", "inner_optimizer": "soap",
-    }  # fmt: skip
+        "inner_steps": 300,
+        "inner_learning_rate": 0.03,
+        "inner_betas": [0.7, 0.95],
+        "inner_lr_scheduler_type": "warmup_stable_decay",
+        "synthetic_batch_size": 40,
+        "storage": "coded5",
+        "max_steps": 0,
+        "inputs": "drawn",
+        "inner_optimizer": "soap",
+    }
     row_without_steps = "packed teacher, {inputs}"
     row_of_start = "packed teacher, {inputs} (0 outer steps)"
     by_teachers = True
@@ -186,7 +217,11 @@ class TeacherLabels(Form):
     @classmethod
     def shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
         """Those of the teacher's parameters."""
-        return dict(_shapes_of_teacher(json.dumps(config.teacher), config.vocab_size, config.sequence_length))
+        return dict(
+            _shapes_of_teacher(
+                json.dumps(config.teacher), config.vocab_size, config.sequence_length
+            )
+        )
 
     @staticmethod
     def batch(tensors: Tensors, rows: Any, inputs: Tensor, teacher: CarriedTeacher) -> SoftTokens:
@@ -197,19 +232,31 @@ class TeacherLabels(Form):
 @lru_cache
 def _shapes_of_teacher(teacher: str, vocab_size: int, length: int) -> dict[str, tuple[int, ...]]:
     """The shapes of a teacher's parameters. A model is built for them without numbers."""
-    config = SimpleNamespace(teacher=json.loads(teacher), vocab_size=vocab_size, sequence_length=length)
+    config = SimpleNamespace(
+        teacher=json.loads(teacher), vocab_size=vocab_size, sequence_length=length
+    )
     with torch.device("meta"):
-        return {TEACHER + name: tuple(x.shape) for name, x in teacher_model(config).named_parameters()}
+        return {
+            TEACHER + name: tuple(x.shape) for name, x in teacher_model(config).named_parameters()
+        }
 
 
-INPUTS: dict[str, type[Form]] = {"soft": SoftInputs, "tokens": TokenInputs, "drawn": DrawnInputs, "written": WrittenInputs}
+INPUTS: dict[str, type[Form]] = {
+    "soft": SoftInputs,
+    "tokens": TokenInputs,
+    "drawn": DrawnInputs,
+    "written": WrittenInputs,
+}
 LABELS: dict[str, type[Form]] = {"shared": SharedLabels, "own": OwnLabels, "teacher": TeacherLabels}
 """By the name that `FarziDataConfig.inputs` and `FarziDataConfig.labels` give them."""
 
 
 PER_SEQUENCE = tuple(
-    name for form in (*INPUTS.values(), *LABELS.values()) for name, sizes in form.tensors.items() if sizes[0] == "num_sequences"
-)  # fmt: skip
+    name
+    for form in (*INPUTS.values(), *LABELS.values())
+    for name, sizes in form.tensors.items()
+    if sizes[0] == "num_sequences"
+)
 """The tensors with a row for each sequence."""
 
 
@@ -230,12 +277,14 @@ def batch_of(
 
     Args:
         tensors: of a summary.
-        rows: (b,) numbers of sequences, or a slice; where inputs do not run out, the ids (b, ξ) of rows that were made.
+        rows: (b,) numbers of sequences, or a slice; where inputs do not run out, the ids (b, ξ) of
+            rows that were made.
         tau: τ of soft inputs.
         teacher: that the summary carries, if it does.
 
     Returns:
-        Soft tokens (b, ξ, V) or ids (b, ξ); and what the first n positions predict, (b, n, V), where n is ξ − 1 for shared labels and ξ for others.
+        Soft tokens (b, ξ, V) or ids (b, ξ); and what the first n positions predict, (b, n, V),
+        where n is ξ − 1 for shared labels and ξ for others.
     """
     inputs = _form_of(tensors, INPUTS.values()).batch(tensors, rows, tau)
     labels = TeacherLabels if teacher is not None else _form_of(tensors, (OwnLabels, SharedLabels))
@@ -243,7 +292,9 @@ def batch_of(
 
 
 def _form_of(tensors: Tensors, forms: Collection[type[Form]]) -> Any:
-    """The form whose tensors are there. One without tensors is what is left. In words that torch.compile can trace."""
+    """The form whose tensors are there. One without tensors is what is left. In words that
+    torch.compile can trace.
+    """
     for form in forms:
         for name in form.tensors:
             if name in tensors:

@@ -1,4 +1,6 @@
-"""Reading a summary: what its positions say, as tokens with their probabilities or as ids, and whether its numbers can be used."""
+"""Reading a summary: what its positions say, as tokens with their probabilities or as ids, and
+whether its numbers can be used.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,9 @@ _AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Decoded(Sequence):
-    """What `decode` returns, made when it is read, because 100,000 decoded sequences take gigabytes."""
+    """What `decode` returns, made when it is read, because 100,000 decoded sequences take
+    gigabytes.
+    """
 
     tensors: Tensors
     config: FarziDataConfig
@@ -44,7 +48,9 @@ class Decoded(Sequence):
 
 
 @torch.no_grad()
-def decode(tensors: Tensors, config: FarziDataConfig, vocabulary: Vocabulary, top_k: int) -> list[list[dict[str, Any]]]:
+def decode(
+    tensors: Tensors, config: FarziDataConfig, vocabulary: Vocabulary, top_k: int
+) -> list[list[dict[str, Any]]]:
     """See `FarziData.decode`."""
     k = min(top_k, config.vocab_size)
     names = vocabulary.names(config.vocab_size) if vocabulary.named else range(config.vocab_size)
@@ -70,16 +76,22 @@ def _likeliest(latents: Tensor, decoder: Tensor, k: int, names: Any) -> list[dic
         entropy = torch.special.entr(log_p.exp()).sum(-1)
         found = top.indices.tolist(), top.values.exp().tolist(), entropy.tolist()
         for ids, probabilities, nats in zip(*found, strict=True):
-            positions.append({"tokens": [names[i] for i in ids], "probabilities": probabilities, "entropy": nats})
+            positions.append(
+                {"tokens": [names[i] for i in ids], "probabilities": probabilities, "entropy": nats}
+            )
     return positions
 
 
 @torch.no_grad()
-def hard_rows(tensors: Tensors, tau: float, samples: int | None, seed: int) -> tuple[Tensor, Tensor]:
+def hard_rows(
+    tensors: Tensors, tau: float, samples: int | None, seed: int
+) -> tuple[Tensor, Tensor]:
     """Inputs and labels of a summary as ids, (μ·n, ξ) each; see `FarziData.as_hard_dataset`."""
     if samples is not None:
         check_size("samples_per_sequence", samples, 1)
-    generator = torch.Generator().manual_seed(derive(seed, Purpose.HARD_TOKENS))  # on a GPU it would draw others
+    generator = torch.Generator().manual_seed(
+        derive(seed, Purpose.HARD_TOKENS)
+    )  # on a GPU it would draw others
     count, length = next(tensors[name] for name in PER_SEQUENCE if name in tensors).shape[:2]
     rows = torch.arange(count, device=device_of(tensors)).split(max(1, CHUNK // length))
     parts = [hardened(*batch_of(tensors, some, tau), samples, generator) for some in rows]
@@ -89,19 +101,27 @@ def hard_rows(tensors: Tensors, tau: float, samples: int | None, seed: int) -> t
 def hardened(
     inputs: Tensor | SoftTokens, labels: SoftTokens, samples: int | None, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of b rows, as `batch_of` gives them, as ids (b·n, ξ): the n = `samples` draws of a row one after the other.
+    """Inputs and labels of b rows, as `batch_of` gives them, as ids (b·n, ξ): the n = `samples`
+    draws of a row one after the other.
 
-    `labels[j + 1]` is what position j predicts. Inputs that are ids come n times. With None, n is 1 and each position has its likeliest id.
+    `labels[j + 1]` is what position j predicts. Inputs that are ids come n times. With None, n is 1
+    and each position has its likeliest id.
     """
 
     def ids_of(tokens: SoftTokens) -> Tensor:
         p = tokens.probabilities()
         if samples is None:
             return p.argmax(-1)
-        drawn = torch.multinomial(p.flatten(0, 1).cpu(), samples, replacement=True, generator=generator)
+        drawn = torch.multinomial(
+            p.flatten(0, 1).cpu(), samples, replacement=True, generator=generator
+        )
         return drawn.to(p.device).view(*p.shape[:2], samples).transpose(1, 2).flatten(0, 1)
 
-    ids = ids_of(inputs) if isinstance(inputs, SoftTokens) else inputs.repeat_interleave(samples or 1, dim=0)
+    ids = (
+        ids_of(inputs)
+        if isinstance(inputs, SoftTokens)
+        else inputs.repeat_interleave(samples or 1, dim=0)
+    )
     if labels.shape[1] < inputs.shape[1]:  # they are the inputs
         return ids, ids
     return ids, torch.cat([ids[:, :1], ids_of(labels)[:, :-1].to(ids)], dim=1)
@@ -109,24 +129,42 @@ def hardened(
 
 @torch.no_grad()
 def check_numbers(tensors: Tensors, config: FarziDataConfig, remedy: str) -> None:
-    """Raises ValueError if soft tokens cannot be computed, or would not be finite, or an id is outside the vocabulary."""
+    """Raises ValueError if soft tokens cannot be computed, or would not be finite, or an id is
+    outside the vocabulary.
+    """
     learnt = {name: tensor for name, tensor in tensors.items() if name in (*config.learnt, SHARES)}
     types = {name: tensor.dtype for name, tensor in learnt.items()}
     if len(set(types.values())) > 1:
-        raise ValueError(f"{', '.join(f'{name} is {dtype}' for name, dtype in types.items())}; call .to(dtype)")
+        raise ValueError(
+            f"{', '.join(f'{name} is {dtype}' for name, dtype in types.items())}; call .to(dtype)"
+        )
     for name, tensor in learnt.items():
         if not torch.isfinite(tensor).all():
             raise ValueError(f"{name} holds NaN or infinity; {remedy}")
-    for latents, decoder, tau in (("latents", "decoder", config.tau), ("label_latents", "label_decoder", 1.0)):
+    for latents, decoder, tau in (
+        ("latents", "decoder", config.tau),
+        ("label_latents", "label_decoder", 1.0),
+    ):
         if latents in tensors:
-            # Cauchy-Schwarz: the product of a latent and a column of the decoder is at most the product of their lengths.
-            largest = tensors[latents].double().norm(dim=-1).max() * tensors[decoder].double().norm(dim=0).max() / tau
+            # Cauchy-Schwarz: the product of a latent and a column of the decoder is at most the
+            # product of their lengths.
+            largest = (
+                tensors[latents].double().norm(dim=-1).max()
+                * tensors[decoder].double().norm(dim=0).max()
+                / tau
+            )
             if largest > torch.finfo(torch.float32).max:
-                raise ValueError(f"{latents} and {decoder} overflow the softmax for tau={tau:g}; {remedy}")
-    if SHARES in tensors and not (tensors[SHARES].min() >= 0 and abs(tensors[SHARES].double().sum() - 1) < 0.01):
+                raise ValueError(
+                    f"{latents} and {decoder} overflow the softmax for tau={tau:g}; {remedy}"
+                )
+    if SHARES in tensors and not (
+        tensors[SHARES].min() >= 0 and abs(tensors[SHARES].double().sum() - 1) < 0.01
+    ):
         raise ValueError(f"{SHARES} has negative numbers, or a sum other than 1; {remedy}")
     if "input_ids" in tensors:
         ids = tensors["input_ids"]
         outside = ids[(ids < 0) | (ids >= config.vocab_size)]
         if len(outside):
-            raise ValueError(f"input_ids holds {int(outside[0])}, outside 0 … {config.vocab_size - 1}; {remedy}")
+            raise ValueError(
+                f"input_ids holds {int(outside[0])}, outside 0 … {config.vocab_size - 1}; {remedy}"
+            )

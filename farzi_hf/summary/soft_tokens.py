@@ -1,4 +1,6 @@
-"""Soft tokens: the softmax that computes them, what positions should predict, the embedding that feeds them to a model, and the loss."""
+"""Soft tokens: the softmax that computes them, what positions should predict, the embedding that
+feeds them to a model, and the loss.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from farzi_hf.engine.devices import values_are_free
 
 @dataclass(frozen=True, eq=False)
 class HardTargets:
-    """Ids (n,) that n positions should predict. The methods are those of `SoftTokens`; ids have no derivative."""
+    """Ids (n,) that n positions should predict. The methods are those of `SoftTokens`; ids have no
+    derivative.
+    """
 
     ids: Tensor
     tensors: ClassVar[tuple[Tensor, ...]] = ()
@@ -33,7 +37,10 @@ class HardTargets:
             return
         least, largest = map(int, torch.aminmax(self.ids))
         if not 0 <= least <= largest < entries:
-            raise ValueError(f"targets has ids from {least} to {largest}, but the vocabulary has 0 to {entries - 1}")
+            raise ValueError(
+                f"targets has ids from {least} to {largest}, but the vocabulary has 0 to"
+                f" {entries - 1}"
+            )
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
         return F.cross_entropy(logits, self.ids, reduction="none")
@@ -56,9 +63,11 @@ class HardTargets:
 
 @dataclass(frozen=True, eq=False)
 class SoftTokens:
-    """`softmax(latents @ decoder / τ)`: distributions over the vocabulary, as the factors that they are made of.
+    """`softmax(latents @ decoder / τ)`: distributions over the vocabulary, as the factors that they
+    are made of.
 
-    As targets q of n positions they have one axis. `farzi_hf.summary.vocabulary_sums` takes them in blocks of r positions.
+    As targets q of n positions they have one axis. `farzi_hf.summary.vocabulary_sums` takes them in
+    blocks of r positions.
 
     Args:
         latents: (…, d).
@@ -92,7 +101,11 @@ class SoftTokens:
 
     def to(self, dtype: torch.dtype) -> SoftTokens:
         """The same with numbers of this type."""
-        return SoftTokens(self.latents.to(dtype), None if self.decoder is None else self.decoder.to(dtype), self.tau)
+        return SoftTokens(
+            self.latents.to(dtype),
+            None if self.decoder is None else self.decoder.to(dtype),
+            self.tau,
+        )
 
     def flat(self) -> SoftTokens:
         """The same with one axis of positions."""
@@ -109,8 +122,9 @@ class SoftTokens:
         """Raises ValueError unless they are distributions over that many entries."""
         if self.shape[-1] != entries:
             raise ValueError(
-                f"soft tokens over {self.shape[-1]} entries, but the model's vocabulary has {entries}; give Trainer "
-                "data_collator=farzi.collator(), and build the model with vocab_size=farzi.config.vocab_size"
+                f"soft tokens over {self.shape[-1]} entries, but the model's vocabulary has"
+                f" {entries}; give Trainer data_collator=farzi.collator(), and build the model with"
+                " vocab_size=farzi.config.vocab_size"
             )
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
@@ -124,7 +138,9 @@ class SoftTokens:
         return latents, decoder, products_are_small(latents, decoder.T)
 
     def block(self, rows: slice, out: Tensor) -> Tensor:
-        """Those of the positions `rows`, without a graph, in a form that the methods below take. May overwrite `out` (r, V)."""
+        """Those of the positions `rows`, without a graph, in a form that the methods below take.
+        May overwrite `out` (r, V).
+        """
         if self.decoder is None:
             return torch.softmax(self.latents.detach()[rows] / self.tau, 1, out=out)
         latents, decoder, small = self._factors
@@ -143,10 +159,17 @@ class SoftTokens:
         return p.addcmul_(block, total, value=-1.0)
 
     def pull_back(
-        self, rows: slice, block: Tensor, dq: Tensor, means: Tensor, scale: Tensor | float, totals: Sequence[Tensor | None],
+        self,
+        rows: slice,
+        block: Tensor,
+        dq: Tensor,
+        means: Tensor,
+        scale: Tensor | float,
+        totals: Sequence[Tensor | None],
         free: Tensor,
-    ) -> None:  # fmt: skip
-        """Adds a block's part of the derivatives in `tensors` to `totals`, if that in q is `scale` · `dq`. Overwrites `free`.
+    ) -> None:
+        """Adds a block's part of the derivatives in `tensors` to `totals`, if that in q is `scale`
+        · `dq`. Overwrites `free`.
 
         Args:
             means: ⟨q_j, dq_j⟩, (r,).
@@ -169,14 +192,21 @@ Targets = HardTargets | SoftTokens
 
 
 def products_are_small(x: Tensor, table: Tensor) -> bool:
-    """Whether no number of x Tᵀ exceeds 40, by the lengths of the rows of x (n, k) and T (V, k). Then sums of their exponentials are far from where
-    float32 ends, and nobody needs to find the largest one. False where it cannot be told without waiting for a device.
+    """Whether no number of x Tᵀ exceeds 40, by the lengths of the rows of x (n, k) and T (V, k).
+    Then sums of their exponentials are far from where float32 ends, and nobody needs to find the
+    largest one. False where it cannot be told without waiting for a device.
     """
-    return values_are_free(x) and len(x) > 0 and bool(x.norm(dim=1).amax() * table.norm(dim=1).amax() <= 40.0)
+    return (
+        values_are_free(x)
+        and len(x) > 0
+        and bool(x.norm(dim=1).amax() * table.norm(dim=1).amax() <= 40.0)
+    )
 
 
 def softmax_(logits: Tensor, small: bool) -> Tensor:
-    """Of each row of logits (r, V), in their place. Where they are small, in a half of the time of torch.softmax."""
+    """Of each row of logits (r, V), in their place. Where they are small, in a half of the time of
+    torch.softmax.
+    """
     if not small:
         return torch.softmax(logits, 1, out=logits)
     return logits.exp_().mul_(logits.sum(1, keepdim=True).reciprocal_())
@@ -188,7 +218,9 @@ def row_dot(x: Tensor, y: Tensor, free: Tensor) -> Tensor:
 
 
 def soft_tokens(latents: Tensor, decoder: Tensor, tau: float) -> Tensor:
-    """`softmax(latents @ decoder / τ)`: latents (…, d) and decoder (d, V) give probabilities (…, V)."""
+    """`softmax(latents @ decoder / τ)`: latents (…, d) and decoder (d, V) give probabilities (…,
+    V).
+    """
     return SoftTokens(latents, decoder, tau).probabilities()
 
 
@@ -197,40 +229,52 @@ def shifted_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tenso
 
     Args:
         logits: (b, L, V); position j predicts token j + 1.
-        labels: integer ids (b, L), where -100 is ignored; or soft tokens (b, L, V) or (b, L + 1, V) that sum to one over V.
-            `labels[:, j + 1]` is what position j predicts, so with L + 1 labels every position predicts one.
+        labels: integer ids (b, L), where -100 is ignored; or soft tokens (b, L, V) or (b, L + 1, V)
+            that sum to one over V. `labels[:, j + 1]` is what position j predicts, so with L + 1
+            labels every position predicts one.
 
     Returns:
-        The loss summed over tokens, in nats, and the token count, both scalars. With soft labels q, a token's loss is -Σ_v q_v log p_v.
+        The loss summed over tokens, in nats, and the token count, both scalars. With soft labels q,
+        a token's loss is -Σ_v q_v log p_v.
     """
     if labels.is_floating_point():
         (size, length, entries), found = logits.shape, tuple(labels.shape)
         if found not in ((size, length, entries), (size, length + 1, entries)):
             raise ValueError(
-                f"labels: soft tokens of shape {found}, but the logits are {tuple(logits.shape)}; "
-                "give Trainer data_collator=farzi.collator(), and the model the summary's vocabulary size (config.vocab_size)"
+                f"labels: soft tokens of shape {found}, but the logits are {tuple(logits.shape)};"
+                " give Trainer data_collator=farzi.collator(), and the model the summary's"
+                " vocabulary size (config.vocab_size)"
             )
         predicted = labels[:, 1:].to(logits.dtype)
         log_p = logits[:, : predicted.shape[1]].log_softmax(-1)
         return -(predicted * log_p).sum(), logits.new_tensor(predicted[..., 0].numel())
     targets = labels[:, 1:]
-    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
+    loss = F.cross_entropy(
+        logits[:, :-1].flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum"
+    )
     return loss, (targets != -100).sum()
 
 
-def feed_soft_tokens(model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Forward pre-hook (`with_kwargs=True`): floating-point `input_ids` (b, L, V) reach the model as their mean embeddings (b, L, h).
+def feed_soft_tokens(
+    model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]]:
+    """Forward pre-hook (`with_kwargs=True`): floating-point `input_ids` (b, L, V) reach the model
+    as their mean embeddings (b, L, h).
 
-    The embedding module itself is called on all ids, because some modules scale their output (Gemma's does).
+    The embedding module itself is called on all ids, because some modules scale their output
+    (Gemma's does).
     """
     soft = kwargs.get("input_ids", args[0] if args else None)
     if not (isinstance(soft, Tensor) and soft.is_floating_point()):
         return args, kwargs
     entries = vocabulary_size(model)
     SoftTokens(soft, None).check(entries)
-    # Autocast would round the product to half precision, and a one-hot token would no longer be exactly its id.
+    # Autocast would round the product to half precision, and a one-hot token would no longer be
+    # exactly its id.
     with torch.autocast(soft.device.type, enabled=False):
-        table = model.get_input_embeddings()(torch.arange(entries, device=soft.device)[None])[0]  # as its hooks expect it
+        table = model.get_input_embeddings()(torch.arange(entries, device=soft.device)[None])[
+            0
+        ]  # as its hooks expect it
         embeds = soft.to(table.dtype) @ table
     # Only Trainer needs shift_labels, for counting. A model without **kwargs would raise TypeError.
     kept = {key: value for key, value in kwargs.items() if key not in ("input_ids", "shift_labels")}
@@ -240,7 +284,8 @@ def feed_soft_tokens(model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]
 def train_padding_row(model: PreTrainedModel) -> None:
     """Gives a tied embedding's padding row its gradient at the input too, which torch leaves out.
 
-    The head trains that row in any case. Without its part at the input, the derivative of a training would be wrong.
+    The head trains that row in any case. Without its part at the input, the derivative of a
+    training would be wrong.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if head is not None and head.weight is embedding.weight:

@@ -1,12 +1,14 @@
 """The carried teacher: a model in the summary, whose predictions are the labels.
 
-The teacher's parameters are tensors of the summary, under their names in the model with `teacher.` before them. Where they are stored in few
-bits, a matrix W has a scale s for each of its columns, and the teacher computes with the rounded matrix
+The teacher's parameters are tensors of the summary, under their names in the model with `teacher.`
+before them. Where they are stored in few bits, a matrix W has a scale s for each of its columns,
+and the teacher computes with the rounded matrix
 
     W' = s · clamp(round(W / s), −n, n),   n = 2^(b−1) − 1,
 
-so what labels is what is saved. Training passes the rounding straight through (Bengio et al., 2013, arXiv 1308.3432): ∂W'/∂W = 1 inside the
-clamp; scales are learnt as in LSQ (Esser et al., 2020, arXiv 1902.08153).
+so what labels is what is saved. Training passes the rounding straight through (Bengio et al., 2013,
+arXiv 1308.3432): ∂W'/∂W = 1 inside the clamp; scales are learnt as in LSQ (Esser et al., 2020,
+arXiv 1902.08153).
 """
 
 from __future__ import annotations
@@ -22,84 +24,138 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
+import farzi_hf.models  # noqa: F401
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.soft_tokens import SoftTokens, vocabulary_size
 from farzi_hf.summary.store.tensor_file import TEACHER
 from farzi_hf.summary.store.untrusted import NOT_SHOWN, learner_config
 
 _SCORES, _STATES = 2**32, 10**5
-"""Limits of what reading one row takes: attention scores, of at least 16 layers, and positions of all layers."""
+"""Limits of what reading one row takes: attention scores, of at least 16 layers, and positions of
+all layers.
+"""
 _BUFFERS = 2**25
 """The most numbers of a teacher that are no parameters, and so in no file."""
-_LARGE = 10.0  # Logits of this size show a soft cap. The caps of transformers' models are 30 and more.
+_LARGE = (
+    10.0  # Logits of this size show a soft cap. The caps of transformers' models are 30 and more.
+)
 
 
 def rounded(weight: Tensor, scale: Tensor, largest: int) -> Tensor:
-    """W' of W (…, k), s (k,) and n, the largest whole number; differentiable in W and s: the rounding is passed straight through."""
+    """W' of W (…, k), s (k,) and n, the largest whole number; differentiable in W and s: the
+    rounding is passed straight through.
+    """
     whole = (weight / scale).clamp(-largest, largest)
     return (whole + (whole.round() - whole).detach()) * scale
 
 
 def plain_config(config: PreTrainedConfig) -> dict[str, Any]:
     """The config of a teacher as `FarziDataConfig.teacher` holds it."""
-    finite = {name: x for name, x in config.to_diff_dict().items() if math.inf not in (x if isinstance(x, list | tuple) else [x])}
-    settings = {name: value for name, value in finite.items() if name not in NOT_SHOWN | {"dtype"}}  # JSON has no infinity
+    finite = {
+        name: x
+        for name, x in config.to_diff_dict().items()
+        if math.inf not in (x if isinstance(x, list | tuple) else [x])
+    }
+    settings = {
+        name: value for name, value in finite.items() if name not in NOT_SHOWN | {"dtype"}
+    }  # JSON has no infinity
     return {"model_type": config.model_type, **settings, "vocab_size": config.vocab_size}
 
 
 def teacher_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """The teacher of a summary with this config, with weights that mean nothing and no dropout. Raises ValueError if `config.teacher`,
-    which may be a stranger's, describes no model within the limits of a learner.
+    """The teacher of a summary with this config, with weights that mean nothing and no dropout.
+    Raises ValueError if `config.teacher`, which may be a stranger's, describes no model within the
+    limits of a learner.
     """
     source = "teacher (of config.json)"
-    settings = learner_config(config.teacher, config, Vocabulary(), source, "fetch the summary again")
-    heads, layers = (getattr(settings, name, 1) for name in ("num_attention_heads", "num_hidden_layers"))
-    heads, layers, length = *(x if type(x) is int else 1 for x in (heads, layers)), config.sequence_length
+    settings = learner_config(
+        config.teacher, config, Vocabulary(), source, "fetch the summary again"
+    )
+    heads, layers = (
+        getattr(settings, name, 1) for name in ("num_attention_heads", "num_hidden_layers")
+    )
+    heads, layers, length = (
+        *(x if type(x) is int else 1 for x in (heads, layers)),
+        config.sequence_length,
+    )
     if length**2 * heads * max(16, layers) > _SCORES or length * layers > _STATES:
-        raise ValueError(f"{source} has {layers} layers with {heads} heads, too many for sequence_length={length:,}")
+        raise ValueError(
+            f"{source} has {layers} layers with {heads} heads, too many for"
+            f" sequence_length={length:,}"
+        )
     with torch.random.fork_rng(devices=[]):
         model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
     if vocabulary_size(model) != config.vocab_size:
-        raise ValueError(f"{source} has {vocabulary_size(model)} embeddings, but vocab_size={config.vocab_size}")
+        raise ValueError(
+            f"{source} has {vocabulary_size(model)} embeddings, but vocab_size={config.vocab_size}"
+        )
     if (size := sum(x.numel() for x in model.buffers())) > _BUFFERS:
-        raise ValueError(f"{source} has {size:,} numbers beside its parameters, over {_BUFFERS:,}; give another one")
+        raise ValueError(
+            f"{source} has {size:,} numbers beside its parameters, over {_BUFFERS:,}; give"
+            " another one"
+        )
     return evaluating(model)
 
 
 def evaluating(model: PreTrainedModel) -> PreTrainedModel:
-    """The model in evaluation mode, without the keys and values of past tokens, which only writing needs."""
+    """The model in evaluation mode, without the keys and values of past tokens, which only writing
+    needs.
+    """
     model.config.use_cache = False
-    if hasattr(model.config, "rescale_every"):  # RWKV would divide weights in place for an evaluation, against float16's limits
+    if hasattr(
+        model.config, "rescale_every"
+    ):  # RWKV would divide weights in place for an evaluation, against float16's limits
         model.config.rescale_every = 0
     return model.eval()
 
 
 @torch.no_grad()
-def check_made_again(model: PreTrainedModel, again: PreTrainedModel, ids: Tensor, source: str, remedy: str) -> None:
-    """Raises ValueError unless `again`, which its config has made, has the parameters of the model, and predicts the same after ids (b, ξ)."""
-    kinds = [{(name, tuple(x.shape)) for name, x in each.named_parameters()} for each in (model, again)]
+def check_made_again(
+    model: PreTrainedModel, again: PreTrainedModel, ids: Tensor, source: str, remedy: str
+) -> None:
+    """Raises ValueError unless `again`, which its config has made, has the parameters of the model,
+    and predicts the same after ids (b, ξ).
+    """
+    kinds = [
+        {(name, tuple(x.shape)) for name, x in each.named_parameters()} for each in (model, again)
+    ]
     if wrong := sorted({name for name, _ in kinds[0] ^ kinds[1]}):
-        raise ValueError(f"{source}: its config makes other parameters ({', '.join(wrong[:3])}); {remedy}")
+        raise ValueError(
+            f"{source}: its config makes other parameters ({', '.join(wrong[:3])}); {remedy}"
+        )
     random, like = torch.Generator().manual_seed(0), next(again.parameters())
     # Where weights are zero, as some are at the start, nothing shows what is done with them.
-    params = {name: x.to(like) + 0.1 * torch.randn(x.shape, generator=random).to(like) for name, x in model.named_parameters()}
+    params = {
+        name: x.to(like) + 0.1 * torch.randn(x.shape, generator=random).to(like)
+        for name, x in model.named_parameters()
+    }
     carried, tensors = CarriedTeacher(again), {TEACHER + name: x for name, x in params.items()}
     carried.check(tensors, ids, source, "give a smaller sequence_length, or another teacher")
-    own = torch.func.functional_call(copy.deepcopy(model).to(like).eval(), params, kwargs=whole(model, ids)).logits
+    own = torch.func.functional_call(
+        copy.deepcopy(model).to(like).eval(), params, kwargs=whole(model, ids)
+    ).logits
     if not torch.allclose(carried.labels(tensors, ids).logits(), own, rtol=1e-3, atol=1e-3):
-        raise ValueError(f"{source}: a model with its config and parameters predicts otherwise; {remedy}")
+        raise ValueError(
+            f"{source}: a model with its config and parameters predicts otherwise; {remedy}"
+        )
 
 
 def no_padding(config: PreTrainedConfig) -> int:
-    """An id that is not of the padding, whose embedding may be 0, and which may have no position of its own."""
+    """An id that is not of the padding, whose embedding may be 0, and which may have no position of
+    its own.
+    """
     return int(getattr(config, "pad_token_id", None) == 0)
 
 
 def whole(model: PreTrainedModel, inputs: Tensor, name: str = "input_ids") -> dict[str, Tensor]:
-    """Arguments of a model for a batch without padding, (b, L) or (b, L, …). Without a mask, transformers would look at the ids for padding, and
-    at the positions for several texts in a row."""
-    mask = inputs.new_ones(inputs.shape[:2], dtype=torch.long) if getattr(model, "needs_mask", True) else None
+    """Arguments of a model for a batch without padding, (b, L) or (b, L, …). Without a mask,
+    transformers would look at the ids for padding, and at the positions for several texts in a row.
+    """
+    mask = (
+        inputs.new_ones(inputs.shape[:2], dtype=torch.long)
+        if getattr(model, "needs_mask", True)
+        else None
+    )
     return {name: inputs, "attention_mask": mask}
 
 
@@ -120,38 +176,58 @@ class CarriedTeacher:
 
     @torch.no_grad()
     def check(self, tensors: Mapping[str, Tensor], ids: Tensor, source: str, remedy: str) -> None:
-        """Raises ValueError, with `source` and `remedy`, unless it labels the ids (b, ξ) with a finite number for each entry of the vocabulary."""
+        """Raises ValueError, with `source` and `remedy`, unless it labels the ids (b, ξ) with a
+        finite number for each entry of the vocabulary.
+        """
         try:
             logits = self.labels(tensors, ids).logits()
         except Exception as error:  # each architecture fails in its own way
-            raise ValueError(f"{source} does not read {ids.shape[1]} ids ({type(error).__name__}: {error}); {remedy}") from error
-        if logits.shape != (*ids.shape, vocabulary_size(self.model)) or not torch.isfinite(logits).all():
-            raise ValueError(f"{source} predicts NaN or infinity, or for another vocabulary; {remedy}")
+            raise ValueError(
+                f"{source} does not read {ids.shape[1]} ids ({type(error).__name__}: {error});"
+                f" {remedy}"
+            ) from error
+        if (
+            logits.shape != (*ids.shape, vocabulary_size(self.model))
+            or not torch.isfinite(logits).all()
+        ):
+            raise ValueError(
+                f"{source} predicts NaN or infinity, or for another vocabulary; {remedy}"
+            )
 
     def labels(self, tensors: Mapping[str, Tensor], ids: Tensor) -> SoftTokens:
         """What a student should predict after each of the ids (b, ξ): soft tokens (b, ξ, V).
 
         The last hidden states times the head are their factors.
         """
-        params = {name.removeprefix(TEACHER): x for name, x in tensors.items() if name.startswith(TEACHER)}
+        params = {
+            name.removeprefix(TEACHER): x for name, x in tensors.items() if name.startswith(TEACHER)
+        }
         inputs = whole(self.model, ids)
         if self.head is None:
-            return SoftTokens(torch.func.functional_call(self.model, params, kwargs=inputs).logits, None)
+            return SoftTokens(
+                torch.func.functional_call(self.model, params, kwargs=inputs).logits, None
+            )
         with self.head.left_out():
             states = torch.func.functional_call(self.model, params, kwargs=inputs).logits
         return SoftTokens(*self.head.factors(states, params))
 
 
 @torch.no_grad()
-def factors_of_rank(states: Tensor, weight: Tensor | None, rank: int | None) -> tuple[Tensor, Tensor]:
-    """Latents (n, e) and a decoder (e, V) of the labels softmax(states @ weight), with states (n, k) and weight (k, V).
+def factors_of_rank(
+    states: Tensor, weight: Tensor | None, rank: int | None
+) -> tuple[Tensor, Tensor]:
+    """Latents (n, e) and a decoder (e, V) of the labels softmax(states @ weight), with states (n,
+    k) and weight (k, V).
 
     Args:
         weight: None if the states are logits.
-        rank: e. By default k, and labels stay as they are. With less, the closest logits of that rank are taken; dimensions to spare are 0.
+        rank: e. By default k, and labels stay as they are. With less, the closest logits of that
+            rank are taken; dimensions to spare are 0.
     """
     weight = torch.eye(states.shape[1]).to(states) if weight is None else weight
-    weight = weight - weight.mean(dim=1, keepdim=True)  # the softmax does not see what all entries have in common
+    weight = weight - weight.mean(
+        dim=1, keepdim=True
+    )  # the softmax does not see what all entries have in common
     if rank is None or rank >= len(weight):
         spare = 0 if rank is None else rank - len(weight)
         return nn.functional.pad(states, (0, spare)), nn.functional.pad(weight, (0, 0, 0, spare))
@@ -159,10 +235,12 @@ def factors_of_rank(states: Tensor, weight: Tensor | None, rank: int | None) -> 
     right, s = torch.linalg.qr(weight.T.double())
     u, values, v = torch.linalg.svd(r @ s.T, full_matrices=False)
     roots = values[:rank].sqrt()
-    return (left @ u[:, :rank] * roots).to(states.dtype), (right @ v[:rank].T * roots).T.to(weight.dtype)
+    return (left @ u[:, :rank] * roots).to(states.dtype), (right @ v[:rank].T * roots).T.to(
+        weight.dtype
+    )
 
 
-# -- the head --------------------------------------------------------------------------------------------------------
+# -- the head --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -171,7 +249,8 @@ class LinearHead:
 
     Args:
         module: of the model.
-        weight: the name of its weight (V, k) among the model's parameters. The input embedding may share it.
+        weight: the name of its weight (V, k) among the model's parameters. The input embedding may
+            share it.
         bias: the name of its bias (V,), or None.
         forward: of the module.
     """
@@ -183,7 +262,9 @@ class LinearHead:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> LinearHead | None:
-        """The head of a model; None if the model scales, caps or shortens its logits, or has no linear head."""
+        """The head of a model; None if the model scales, caps or shortens its logits, or has no
+        linear head.
+        """
         module = model.get_output_embeddings()
         if type(module) is not nn.Linear:
             return None
@@ -193,7 +274,9 @@ class LinearHead:
 
     @property
     def width(self) -> int:
-        """The numbers of a position that determine its logits: k, and a constant where there is a bias."""
+        """The numbers of a position that determine its logits: k, and a constant where there is a
+        bias.
+        """
         return self.module.in_features + (self.bias is not None)
 
     def arguments(self, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -201,7 +284,9 @@ class LinearHead:
         return params[self.weight], None if self.bias is None else params[self.bias]
 
     def factors(self, states: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The factors (…, k) and (k, V) of the logits of hidden states. A bias is one more dimension, whose state is 1."""
+        """The factors (…, k) and (k, V) of the logits of hidden states. A bias is one more
+        dimension, whose state is 1.
+        """
         weight, bias = self.arguments(params)
         if bias is None:
             return states, weight.T
@@ -211,16 +296,20 @@ class LinearHead:
     @contextmanager
     def left_out(self) -> Iterator[None]:
         """In this context, the model returns its last hidden states in place of logits."""
-        self.module.forward = _identity  # an attribute of the object comes before the method of its class
+        self.module.forward = (
+            _identity  # an attribute of the object comes before the method of its class
+        )
         try:
             yield
-        finally:  # Not removed, and always the same object: compiled code asks whether this is still what it was compiled for.
+        finally:  # Not removed, and always the same object: compiled code asks whether this is still what it was compiled for.  # noqa: E501
             self.module.forward = self.forward
 
     @torch.no_grad()
     def _is_last(self, model: PreTrainedModel) -> bool:
         """Whether logits are what this class says, also where they are large."""
-        ids = torch.full((1, 1), no_padding(model.config), device=model.device)  # some models read one position only
+        ids = torch.full(
+            (1, 1), no_padding(model.config), device=model.device
+        )  # some models read one position only
         inputs = whole(model, ids)
         params = {name: parameter.detach() for name, parameter in model.named_parameters()}
         size = torch.func.functional_call(model, params, kwargs=inputs).logits.abs().amax()
@@ -232,7 +321,9 @@ class LinearHead:
             if states.shape != (*logits.shape[:-1], self.module.in_features):
                 return False
             weight, bias = self.arguments(params)
-            if not torch.allclose(nn.functional.linear(states, weight, bias), logits, rtol=1e-4, atol=1e-4):
+            if not torch.allclose(
+                nn.functional.linear(states, weight, bias), logits, rtol=1e-4, atol=1e-4
+            ):
                 return False
         return True
 
@@ -242,6 +333,8 @@ def _identity(states: Tensor) -> Tensor:
 
 
 def parameter_names(model: PreTrainedModel, module: nn.Module) -> dict[str, str]:
-    """The name in the model of each parameter of a module. Modules may share parameters, and then only one has its own name."""
+    """The name in the model of each parameter of a module. Modules may share parameters, and then
+    only one has its own name.
+    """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {name: names[id(parameter)] for name, parameter in module.named_parameters()}

@@ -1,12 +1,15 @@
-"""Sums over a large vocabulary: the cross-entropy of a linear head, and the mean embedding of soft tokens. Both are twice differentiable.
+"""Sums over a large vocabulary: the cross-entropy of a linear head, and the mean embedding of soft
+tokens. Both are twice differentiable.
 
-Logits z = h M and soft tokens q = softmax(u D / τ) are numbers for each position and each of the V entries. Nothing of that size is
-kept: a block of positions is computed, used and forgotten, and computed again for the derivatives. Time is linear in the number of positions
-and in V, and memory is a few blocks, and the arguments with their gradients.
+Logits z = h M and soft tokens q = softmax(u D / τ) are numbers for each position and each of the V
+entries. Nothing of that size is kept: a block of positions is computed, used and forgotten, and
+computed again for the derivatives. Time is linear in the number of positions and in V, and memory
+is a few blocks, and the arguments with their gradients.
 
-An inner step needs three things of each function: its value, its gradient in the weights, and the product of a vector with the derivative of
-that gradient. The gradient of the cross-entropy comes at once with its value. In the docstrings, j is a position, v an entry of the
-vocabulary, p_j = softmax(z_j), and ⟨a, b⟩ is a sum over the vocabulary.
+An inner step needs three things of each function: its value, its gradient in the weights, and the
+product of a vector with the derivative of that gradient. The gradient of the cross-entropy comes at
+once with its value. In the docstrings, j is a position, v an entry of the vocabulary, p_j =
+softmax(z_j), and ⟨a, b⟩ is a sum over the vocabulary.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ from farzi_hf.engine.devices import is_traced, portions
 from farzi_hf.summary.soft_tokens import SoftTokens, Targets, products_are_small, row_dot, softmax_
 
 FEWEST = 48
-"""The fewest positions of a block. Each block reads the head and adds to its gradient once: products of fewer positions are slow."""
+"""The fewest positions of a block. Each block reads the head and adds to its gradient once:
+products of fewer positions are slow.
+"""
 
 
 class _Blocks:
@@ -37,7 +42,9 @@ class _Blocks:
     """
 
     def __init__(self, n: int, entries: int, like: Tensor, count: int) -> None:
-        numbers = portions(like).block * (torch.get_num_threads() if like.device.type == "cpu" else 1)
+        numbers = portions(like).block * (
+            torch.get_num_threads() if like.device.type == "cpu" else 1
+        )
         parts = max(1, -(-n // max(FEWEST, numbers // entries)))
         self.n, self.entries, self.count, self.size = n, entries, count, max(1, -(-n // parts))
         self.memory = like.new_empty(count * min(self.size, n) * entries)
@@ -51,7 +58,9 @@ class _Blocks:
 
 
 def _exact(function: Callable) -> Callable:
-    """The function outside of autocast, which would round products: a backward pass may run inside."""
+    """The function outside of autocast, which would round products: a backward pass
+    may run inside.
+    """
 
     @wraps(function)
     def run(*args: Any) -> Any:
@@ -68,8 +77,12 @@ def _zeros(tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Ten
 
 
 @_exact
-def _pulled_back(targets: Targets, x: Tensor, table: Tensor, scale: Tensor | float, needed: Sequence[bool]) -> list:
-    """The derivatives in the targets' tensors, if that in q_j is `scale` · x_j M, where the table (V, k) has the M_v as its rows."""
+def _pulled_back(
+    targets: Targets, x: Tensor, table: Tensor, scale: Tensor | float, needed: Sequence[bool]
+) -> list:
+    """The derivatives in the targets' tensors, if that in q_j is `scale` · x_j M, where the table
+    (V, k) has the M_v as its rows.
+    """
     totals = _zeros(targets.tensors, needed)
     for rows, (q, dq, free) in _Blocks(len(x), len(table), x, 3):
         q = targets.block(rows, q)
@@ -78,56 +91,80 @@ def _pulled_back(targets: Targets, x: Tensor, table: Tensor, scale: Tensor | flo
     return totals
 
 
-# -- the cross-entropy -----------------------------------------------------------------------------------------------
+# -- the cross-entropy -----------------------------------------------------------------------------
 
 
 def linear_cross_entropy(
-    states: Tensor, weight: Tensor | None, bias: Tensor | None, targets: Targets, counts: Tensor | None = None
+    states: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    targets: Targets,
+    counts: Tensor | None = None,
 ) -> Tensor:
-    """Σ_j c_j ℓ_j with ℓ_j = logsumexp(z_j) − ⟨q_j, z_j⟩ in nats, a scalar. Raises ValueError if there are counts, and targets with derivatives; or
-    the targets are not those of n positions and V entries.
+    """Σ_j c_j ℓ_j with ℓ_j = logsumexp(z_j) − ⟨q_j, z_j⟩ in nats, a scalar. Raises ValueError if
+    there are counts, and targets with derivatives; or the targets are not those of n positions and
+    V entries.
 
-    The first derivatives in states, weight, bias and counts can be differentiated again, in everything. Those in the targets cannot:
-    with create_graph=True they raise an error.
+    The first derivatives in states, weight, bias and counts can be differentiated again, in
+    everything. Those in the targets cannot: with create_graph=True they raise an error.
 
     Args:
         states: (n, k). The sum is computed in their type, or in float32 if that has more bits.
         weight: (V, k) of the head; None if the states are the logits, which are then kept.
         bias: (V,), or None.
         targets: q, n of them.
-        counts: c (n,), how much each position counts; None stands for 1. Only for targets without derivatives, such as ids.
+        counts: c (n,), how much each position counts; None stands for 1. Only for targets without
+            derivatives, such as ids.
     """
     entries = states.shape[-1] if weight is None else len(weight)
     if len(targets) != len(states):
-        raise ValueError(f"there are {len(targets)} targets for {len(states)} states; give one for each")
+        raise ValueError(
+            f"there are {len(targets)} targets for {len(states)} states; give one for each"
+        )
     targets.check(entries)
     if counts is not None and targets.tensors:
-        raise ValueError(f"counts are given beside {type(targets).__name__}, which have derivatives; give HardTargets")
+        raise ValueError(
+            f"counts are given beside {type(targets).__name__}, which have derivatives; give"
+            " HardTargets"
+        )
     dtype = torch.promote_types(states.dtype, torch.float32)
     states, targets = states.to(dtype), targets.to(dtype)
     weight, bias, counts = (None if x is None else x.to(dtype) for x in (weight, bias, counts))
     with torch.autocast(states.device.type, enabled=False):
         # torch.compile fuses the plain formula, and cannot differentiate a Function twice.
         if weight is None or is_traced(states):
-            losses = targets.cross_entropy(states if weight is None else F.linear(states, weight, bias))
+            losses = targets.cross_entropy(
+                states if weight is None else F.linear(states, weight, bias)
+            )
             return (losses if counts is None else losses * counts).sum()
         # A bias is one more column, where states have a 1.
         head = weight if bias is None else torch.cat([weight, bias[:, None]], dim=1)
         h = states if bias is None else torch.cat([states, torch.ones_like(states[:, :1])], dim=1)
         value = _CrossEntropy.apply(targets, h, head.contiguous(), counts)
         if any(x.requires_grad for x in targets.tensors):
-            value = value - (h.detach() * _TokenDerivative.apply(targets, head.detach(), *targets.tensors)).sum()
+            value = (
+                value
+                - (
+                    h.detach() * _TokenDerivative.apply(targets, head.detach(), *targets.tensors)
+                ).sum()
+            )
     return value
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The value Σ_j c_j ℓ_j. If s is the derivative in the value, those in the arguments are dh_j = s c_j Σ_v (p − q)_jv M_v,
-    dM_v = s Σ_j c_j (p − q)_jv h_j and dc_j = s ℓ_j. The rows of `head` (V, k) are the M_v.
+    """The value Σ_j c_j ℓ_j. If s is the derivative in the value, those in the arguments are dh_j =
+    s c_j Σ_v (p − q)_jv M_v, dM_v = s Σ_j c_j (p − q)_jv h_j and dc_j = s ℓ_j. The rows of `head`
+    (V, k) are the M_v.
     """
 
     @staticmethod
-    def forward(ctx: Any, targets: Targets, h: Tensor, head: Tensor, counts: Tensor | None) -> Tensor:
-        ctx.targets, ctx.found = targets, _losses_and_gradient(targets, h, head, counts, ctx.needs_input_grad[1:3])
+    def forward(
+        ctx: Any, targets: Targets, h: Tensor, head: Tensor, counts: Tensor | None
+    ) -> Tensor:
+        ctx.targets, ctx.found = (
+            targets,
+            _losses_and_gradient(targets, h, head, counts, ctx.needs_input_grad[1:3]),
+        )
         ctx.save_for_backward(h, head, counts)
         losses = ctx.found[0]
         return losses if counts is None else losses.dot(counts)
@@ -135,8 +172,11 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, s: Tensor) -> tuple[Any, ...]:
         h, head, counts = ctx.saved_tensors
-        # The gradient is as large as the head, so the graph does not keep it. A second backward pass computes it again.
-        found = ctx.found or _losses_and_gradient(ctx.targets, h, head, counts, ctx.needs_input_grad[1:3])
+        # The gradient is as large as the head, so the graph does not keep it. A second backward
+        # pass computes it again.
+        found = ctx.found or _losses_and_gradient(
+            ctx.targets, h, head, counts, ctx.needs_input_grad[1:3]
+        )
         ctx.found = None
         return None, *_Gradient.apply(ctx.targets, found, s, h, head, counts, *ctx.targets.tensors)
 
@@ -146,7 +186,9 @@ class _CrossEntropy(torch.autograd.Function):
 def _losses_and_gradient(
     targets: Targets, h: Tensor, head: Tensor, counts: Tensor | None, needed: Sequence[bool]
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """ℓ (n,), or Σ_j ℓ_j without counts; and the derivatives of Σ_j c_j ℓ_j in h and in the head."""
+    """ℓ (n,), or Σ_j ℓ_j without counts; and the derivatives of Σ_j c_j ℓ_j in h and
+    in the head.
+    """
     (dh, dhead), table, small = _zeros((h, head), needed), head.T, products_are_small(h, head)
     totals, largest, dots = h.new_empty(len(h), 1), h.new_zeros(len(h), 1), []
     for rows, (p, q) in _Blocks(len(h), len(head), h, 2):
@@ -158,7 +200,9 @@ def _losses_and_gradient(
         total = torch.sum(z.exp_(), 1, keepdim=True, out=totals[rows])
         if not any(needed):
             continue
-        difference = targets.subtract(q, z, total)  # total · (p − q): products divide later, and are small
+        difference = targets.subtract(
+            q, z, total
+        )  # total · (p − q): products divide later, and are small
         weight = total.reciprocal() if counts is None else counts[rows, None] / total
         if dh is not None:
             torch.mm(difference, head, out=dh[rows]).mul_(weight)
@@ -171,14 +215,18 @@ def _losses_and_gradient(
 
 
 class _Gradient(torch.autograd.Function):
-    """s times (dh, dM, dc), which `_CrossEntropy` has found for s = 1. Its derivatives along the cotangents (a, A, b):
+    """s times (dh, dM, dc), which `_CrossEntropy` has found for s = 1. Its derivatives along the
+    cotangents (a, A, b):
 
-    with y = a M + h A, r_j = p_j ∘ (y_j − ⟨p_j, y_j⟩) and e_j = c_j r_j + b_j (p − q)_j, they are s Σ_v e_jv M_v + c_j (p − q)_jv A_v in
-    h_j, s Σ_j e_jv h_j + c_j (p − q)_jv a_j in M_v, s ⟨(p − q)_j, y_j⟩ in c_j, −s y_j in q_j, and ⟨a, dh⟩ + ⟨A, dM⟩ + ⟨b, dc⟩ in s.
+    with y = a M + h A, r_j = p_j ∘ (y_j − ⟨p_j, y_j⟩) and e_j = c_j r_j + b_j (p − q)_j, they are s
+    Σ_v e_jv M_v + c_j (p − q)_jv A_v in h_j, s Σ_j e_jv h_j + c_j (p − q)_jv a_j in M_v, s ⟨(p −
+    q)_j, y_j⟩ in c_j, −s y_j in q_j, and ⟨a, dh⟩ + ⟨A, dM⟩ + ⟨b, dc⟩ in s.
     """
 
     @staticmethod
-    def forward(ctx: Any, targets: Targets, found: tuple, s: Tensor, *arguments: Tensor | None) -> tuple:
+    def forward(
+        ctx: Any, targets: Targets, found: tuple, s: Tensor, *arguments: Tensor | None
+    ) -> tuple:
         ctx.targets, (h, head, counts, *tensors) = targets, arguments
         ctx.set_materialize_grads(False)
         losses, dh, dhead = found
@@ -190,7 +238,9 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @_exact
-    def backward(ctx: Any, a: Tensor | None, big_a: Tensor | None, b: Tensor | None) -> tuple[Any, ...]:
+    def backward(
+        ctx: Any, a: Tensor | None, big_a: Tensor | None, b: Tensor | None
+    ) -> tuple[Any, ...]:
         _, _, needs_ds, *needed = ctx.needs_input_grad
         if (a is None and big_a is None and b is None) or not (needs_ds or any(needed)):
             return (None,) * len(ctx.needs_input_grad)
@@ -198,10 +248,18 @@ class _Gradient(torch.autograd.Function):
         targets, ds = ctx.targets, None
         if needs_ds:  # a loss that is not linear in the cross-entropy
             found = rest[len(targets.tensors) :]
-            ds = sum((x * y).sum() for x, y in zip(found, (a, big_a, b), strict=True) if y is not None)
+            ds = sum(
+                (x * y).sum() for x, y in zip(found, (a, big_a, b), strict=True) if y is not None
+            )
         h_bar, head_bar, counts_bar, *q_bars = _zeros((h, head, counts, *targets.tensors), needed)
-        pairs = [(x, table) for x, table in ((a, head), (h, big_a)) if x is not None and table is not None]
-        xs, tables = (torch.cat(parts, 1) for parts in zip(*pairs, strict=True))  # y = a M + h A in one product
+        pairs = [
+            (x, table)
+            for x, table in ((a, head), (h, big_a))
+            if x is not None and table is not None
+        ]
+        xs, tables = (
+            torch.cat(parts, 1) for parts in zip(*pairs, strict=True)
+        )  # y = a M + h A in one product
         small = products_are_small(h, head)
         for rows, memory in _Blocks(len(h), len(head), h, 4):
             p, y, q, free = memory
@@ -221,8 +279,11 @@ class _Gradient(torch.autograd.Function):
             if counts is not None:
                 difference.mul_(counts[rows, None])
             if head_bar is not None:
-                # Σ_j (p − q)_j a_j + e_j h_j in one product: both matrices are neighbours in memory.
-                both = torch.cat([torch.zeros_like(h[rows]) if a is None else a[rows], h[rows]]).mul_(s)
+                # Σ_j (p − q)_j a_j + e_j h_j in one product: both matrices are neighbours in
+                # memory.
+                both = torch.cat(
+                    [torch.zeros_like(h[rows]) if a is None else a[rows], h[rows]]
+                ).mul_(s)
                 head_bar.addmm_(memory[:2].flatten(0, 1).T, both)
             if h_bar is not None:
                 torch.mm(e, head, out=h_bar[rows])
@@ -233,14 +294,15 @@ class _Gradient(torch.autograd.Function):
         return None, None, ds, h_bar, head_bar, counts_bar, *q_bars
 
 
-# -- the mean embedding ----------------------------------------------------------------------------------------------
+# -- the mean embedding ----------------------------------------------------------------------------
 
 
 def mean_embedding(tokens: SoftTokens, table: Tensor) -> Tensor:
-    """Σ_v q_v E_v: soft tokens (…, V) and the embeddings E (V, h) of all entries give (…, h), of the type of E. Raises ValueError if the tokens are
-    of another vocabulary than the table.
+    """Σ_v q_v E_v: soft tokens (…, V) and the embeddings E (V, h) of all entries give (…, h), of
+    the type of E. Raises ValueError if the tokens are of another vocabulary than the table.
 
-    The first derivatives in E can be differentiated again, in everything. Those in the tokens cannot: with create_graph=True they raise an error.
+    The first derivatives in E can be differentiated again, in everything. Those in the tokens
+    cannot: with create_graph=True they raise an error.
     """
     tokens.check(len(table))
     with torch.autocast(table.device.type, enabled=False):
@@ -269,7 +331,9 @@ class _MeanEmbedding(torch.autograd.Function):
 
 
 class _TableGradient(torch.autograd.Function):
-    """dE (V, h); with A the cotangent of it, its derivatives are Σ_v q_jv A_v in dx_j, and ⟨A_v, dx_j⟩ in q_jv."""
+    """dE (V, h); with A the cotangent of it, its derivatives are Σ_v q_jv A_v in dx_j, and ⟨A_v,
+    dx_j⟩ in q_jv.
+    """
 
     @staticmethod
     @_exact
@@ -285,14 +349,19 @@ class _TableGradient(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, big_a: Tensor) -> tuple[Any, ...]:
         (dx, *_), needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
-        totals = _pulled_back(ctx.tokens, dx, big_a, 1.0, needed) if any(needed) else [None for _ in needed]
+        totals = (
+            _pulled_back(ctx.tokens, dx, big_a, 1.0, needed)
+            if any(needed)
+            else [None for _ in needed]
+        )
         return None, _product(ctx.tokens, big_a), *totals
 
 
 class _TokenDerivative(torch.autograd.Function):
     """Zeros (n, h), with the derivatives of x_j = Σ_v q_jv E_v in the tensors of q.
 
-    Autograd runs this node only where these derivatives are asked for. An inner step does not ask for them.
+    Autograd runs this node only where these derivatives are asked for. An inner step does not ask
+    for them.
     """
 
     @staticmethod
@@ -305,7 +374,8 @@ class _TokenDerivative(torch.autograd.Function):
     def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "the derivative in soft tokens cannot be differentiated again: leave out create_graph, or use SoftTokens.probabilities()"
+                "the derivative in soft tokens cannot be differentiated again: leave out"
+                " create_graph, or use SoftTokens.probabilities()"
             )
         table, *_ = ctx.saved_tensors
         return None, None, *_pulled_back(ctx.tokens, dx, table, 1.0, ctx.needs_input_grad[2:])

@@ -1,11 +1,21 @@
 """Tasks: what differs between text and items, from the collator to the cells of a table.
 
-`FarziTrainer(task=…)`, recipes, tables and the command line take one of these objects. `text` and `items` have the same parts in the same
-order: metrics, the metric as a module of `evaluate`, models that only count, and the task. This room imports data and models.
+`FarziTrainer(task=…)`, recipes, tables and the command line take one of these objects. `text` and
+`items` have the same parts in the same order: metrics, the metric as a module of `evaluate`, models
+that only count, and the task. This room imports data and models.
 """
 
 from farzi_hf.tasks.base import Row, Statistics, Task
 from farzi_hf.tasks.items import Recommendation, popularity
 from farzi_hf.tasks.text import InterpolatedBigram, LanguageModeling, Unigram
 
-__all__ = ["InterpolatedBigram", "LanguageModeling", "Recommendation", "Row", "Statistics", "Task", "Unigram", "popularity"]
+__all__ = [
+    "InterpolatedBigram",
+    "LanguageModeling",
+    "Recommendation",
+    "Row",
+    "Statistics",
+    "Task",
+    "Unigram",
+    "popularity",
+]

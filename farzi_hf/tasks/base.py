@@ -1,4 +1,6 @@
-"""The base class of the tasks, and what both compute alike: mean and spread of students, bootstrap intervals."""
+"""The base class of the tasks, and what both compute alike: mean and spread of students, bootstrap
+intervals.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,13 @@ Row = dict[str, Any]
 Statistics = Sequence[Sequence[Any]]
 """For each seed a list with the `Task.statistics` of each student."""
 Paired = tuple[np.ndarray, Callable[[np.ndarray], float]]
-"""Results of two rows on each test sequence, (N, …), and what computes the quotient of their qualities from them."""
+"""Results of two rows on each test sequence, (N, …), and what computes the quotient of their
+qualities from them.
+"""
 Outputs = Callable[[Dataset, Callable[[Tensor, Mapping[str, Tensor]], Tensor]], list[np.ndarray]]
-"""`outputs(rows, statistic)` runs a trained student and returns `statistic(logits, batch)` for each row."""
+"""`outputs(rows, statistic)` runs a trained student and returns `statistic(logits, batch)` for each
+row.
+"""
 
 
 class Task(ABC):
@@ -47,14 +53,16 @@ class Task(ABC):
     ratio_label: ClassVar[str]
     """The quotient that measures quality when two rows are compared, in words."""
     compared: ClassVar[Sequence[str]]
-    """The metrics that figures of a whole run show, one figure each: of recommenders, whose runs have several splits."""
+    """The metrics that figures of a whole run show, one figure each: of recommenders, whose runs
+    have several splits.
+    """
     module: ClassVar[type[evaluate.Metric]]
     """Computes the metrics from `statistics`."""
 
     def __init__(self, processing_class: Any) -> None:
         self.processing_class = processing_class
 
-    # -- data sets that a config names -------------------------------------------------------------------------------
+    # -- data sets that a config names -------------------------------------------------------------
 
     learner: ClassVar[Mapping[str, Any]]
     """The default learner, as arguments of `AutoConfig.for_model`."""
@@ -63,20 +71,28 @@ class Task(ABC):
     data_settings: ClassVar[Sequence[str]]
     """The settings of `load`."""
     splits_differ: ClassVar[bool]
-    """Whether each seed has its own split of the data. Otherwise all seeds share the data set's own splits."""
+    """Whether each seed has its own split of the data. Otherwise all seeds share the data set's own
+    splits.
+    """
     split_label: str
     """The splits of the loaded data, in words."""
 
     @classmethod
     @abstractmethod
-    def load(cls, dataset: str, data_dir: str | None, **settings: Any) -> tuple[Task, Callable[[int], DatasetDict], str]:
-        """The task of a data set; a function that gives train, validation and test of a seed, as sequences in `input_ids`; and what was read."""
+    def load(
+        cls, dataset: str, data_dir: str | None, **settings: Any
+    ) -> tuple[Task, Callable[[int], DatasetDict], str]:
+        """The task of a data set; a function that gives train, validation and test of a seed, as
+        sequences in `input_ids`; and what was read.
+        """
 
     @abstractmethod
     def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
-        """The config of an architecture that has the task's vocabulary and reads `length` entries."""
+        """The config of an architecture that has the task's vocabulary and reads
+        `length` entries.
+        """
 
-    # -- training ----------------------------------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------
 
     preprocess_logits_for_metrics: ClassVar[Callable[[Tensor, Any], Tensor]]
     """As in `Trainer`: a few numbers in place of logits."""
@@ -93,11 +109,13 @@ class Task(ABC):
     def evaluation_rows(self, sequences: Dataset, length: int) -> Dataset:
         """The rows for evaluating such a model."""
 
-    # -- tables ------------------------------------------------------------------------------------------------------
+    # -- tables ------------------------------------------------------------------------------------
 
     @abstractmethod
     def statistics(self, outputs: Outputs, sequences: Dataset, length: int) -> np.ndarray:
-        """The numbers from which one student's metrics are computed, (N, …): one row for each sequence."""
+        """The numbers from which one student's metrics are computed, (N, …): one row for each
+        sequence.
+        """
 
     def metrics(self, statistics: np.ndarray) -> dict[str, float]:
         """The metrics of one student."""
@@ -106,21 +124,36 @@ class Task(ABC):
     def row(self, method: str, students: Statistics, nbytes: int) -> Row:
         """Metrics of the students of all seeds: mean, spread and intervals."""
         results = [self.metrics(np.asarray(student)) for seed in students for student in seed]
-        intervals = {f"{name}_interval": list(edges) for name, edges in self.intervals(students).items()}
-        return {"method": method, **(mean_and_spread(results) if len(results) > 1 else results[0]), **intervals, "bytes": nbytes}
+        intervals = {
+            f"{name}_interval": list(edges) for name, edges in self.intervals(students).items()
+        }
+        return {
+            "method": method,
+            **(mean_and_spread(results) if len(results) > 1 else results[0]),
+            **intervals,
+            "bytes": nbytes,
+        }
 
     @abstractmethod
     def intervals(self, students: Statistics) -> dict[str, tuple[float, float]]:
         """Bootstrap intervals of some metrics, of the mean over all students."""
 
     def error(self, statistics: np.ndarray) -> float:
-        """The metric, with the sign that makes less better; infinite for a student that has diverged."""
+        """The metric, with the sign that makes less better; infinite for a student that has
+        diverged.
+        """
         value = self.metrics(statistics)[self.metric]
-        return math.inf if math.isnan(value) else -value if self.percent else value  # the larger a share is, the better
+        return (
+            math.inf if math.isnan(value) else -value if self.percent else value
+        )  # the larger a share is, the better
 
     @abstractmethod
-    def counted(self, train: Dataset, validation: Dataset, test: Dataset, vocab_size: int) -> dict[str, np.ndarray]:
-        """The statistics of count models on the test sequences, by name. Count models are not trained."""
+    def counted(
+        self, train: Dataset, validation: Dataset, test: Dataset, vocab_size: int
+    ) -> dict[str, np.ndarray]:
+        """The statistics of count models on the test sequences, by name. Count models are not
+        trained.
+        """
 
     @abstractmethod
     def headline(self, row: Row) -> str:
@@ -132,8 +165,9 @@ class Task(ABC):
 
     @abstractmethod
     def paired(self, ours: Statistics, theirs: Statistics, metric: str) -> Paired:
-        """The results of the students of two rows on each test sequence, (N, …), and what computes our quality divided by theirs from them. Both
-        rows have the same seeds. The quotient is 1 if both are equally good.
+        """The results of the students of two rows on each test sequence, (N, …), and what computes
+        our quality divided by theirs from them. Both rows have the same seeds. The quotient is 1 if
+        both are equally good.
         """
 
     def share(self, ours: Statistics, theirs: Statistics) -> float:
@@ -141,10 +175,13 @@ class Task(ABC):
         rows, quotient = self.paired(ours, theirs, self.metric)
         return quotient(rows)
 
-    def ratio(self, ours: Statistics, theirs: Statistics, metric: str | None = None) -> tuple[float, tuple[float, float]]:
+    def ratio(
+        self, ours: Statistics, theirs: Statistics, metric: str | None = None
+    ) -> tuple[float, tuple[float, float]]:
         """The share, and its paired bootstrap interval. The bootstrap resamples test sequences.
 
-        A resample without a hit of either says nothing: it counts as 0 for the lower end and as infinite for the upper end.
+        A resample without a hit of either says nothing: it counts as 0 for the lower end and as
+        infinite for the upper end.
 
         Args:
             metric: that measures the quality; by default the task's own.
@@ -157,7 +194,10 @@ class Task(ABC):
         def or_else(unknown: float) -> Callable[[np.ndarray], float]:
             return lambda resample: unknown if math.isnan(value := quotient(resample)) else value
 
-        return share, (bootstrap_interval(rows, or_else(0.0))[0], bootstrap_interval(rows, or_else(math.inf))[1])
+        return share, (
+            bootstrap_interval(rows, or_else(0.0))[0],
+            bootstrap_interval(rows, or_else(math.inf))[1],
+        )
 
 
 def count_cells(row: Row) -> dict[str, str]:
@@ -174,35 +214,49 @@ def _module(kind: type[evaluate.Metric]) -> evaluate.Metric:
     return kind(keep_in_memory=True)  # nothing is written to the cache of `evaluate`
 
 
-# -- statistics of students ------------------------------------------------------------------------------------------
+# -- statistics of students ------------------------------------------------------------------------
 
 
 def mean_and_spread(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Each metric's mean over the results, and its standard deviation as `…_std`. With a single result, the deviation is 0."""
+    """Each metric's mean over the results, and its standard deviation as `…_std`. With a single
+    result, the deviation is 0.
+    """
     row: dict[str, float] = {}
     for name in results[0]:
         values = [result[name] for result in results]
         row[name] = float(np.mean(values))
-        with np.errstate(invalid="ignore"):  # a student that diverged has infinite perplexity; the spread is then NaN
+        with np.errstate(
+            invalid="ignore"
+        ):  # a student that diverged has infinite perplexity; the spread is then NaN
             row[f"{name}_std"] = float(np.std(values, ddof=min(1, len(values) - 1)))
     return row
 
 
 def bootstrap_interval(
-    values: np.ndarray, statistic: Callable[[np.ndarray], float] = np.mean, confidence: float = 0.95, resamples: int = 1000, seed: int = 0
-) -> tuple[float, float]:  # fmt: skip
+    values: np.ndarray,
+    statistic: Callable[[np.ndarray], float] = np.mean,
+    confidence: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> tuple[float, float]:
     """Percentile bootstrap interval (Efron 1979) of a statistic over rows.
 
     Args:
         values: (N,) or (N, k): one row per independent unit (a user, a sentence).
         statistic: maps such an array to a number.
-        confidence: the share, between 0 and 1, of the resampled statistics that lie inside the interval.
+        confidence: the share, between 0 and 1, of the resampled statistics that lie inside the
+            interval.
     """
     values = np.asarray(values)
     if len(values) == 0:
         raise ValueError("values is empty: an interval needs at least one row.")
     generator = stream(seed, Purpose.BOOTSTRAP)
-    resampled = [statistic(values[generator.integers(len(values), size=len(values))]) for _ in range(resamples)]
-    method = "linear" if np.isfinite(resampled).all() else "inverted_cdf"  # between infinite ones there is nothing
+    resampled = [
+        statistic(values[generator.integers(len(values), size=len(values))])
+        for _ in range(resamples)
+    ]
+    method = (
+        "linear" if np.isfinite(resampled).all() else "inverted_cdf"
+    )  # between infinite ones there is nothing
     low, high = np.quantile(resampled, [(1 - confidence) / 2, (1 + confidence) / 2], method=method)
     return float(low), float(high)

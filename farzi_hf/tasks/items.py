@@ -1,8 +1,9 @@
 """Users' histories: the last item of each. Its metrics, its count models and its task.
 
-Hit rate, nDCG and AUC are computed from two numbers per user, so evaluation never stores scores of size users × V: `target_ranks` is a
-Trainer's ``preprocess_logits_for_metrics`` and `recommendation_metrics` its ``compute_metrics``. The first passes one array of shape
-(users, 2) to the second: rank, AUC.
+Hit rate, nDCG and AUC are computed from two numbers per user, so evaluation never stores scores of
+size users × V: `target_ranks` is a Trainer's ``preprocess_logits_for_metrics`` and
+`recommendation_metrics` its ``compute_metrics``. The first passes one array of shape (users, 2) to
+the second: rank, AUC.
 """
 
 from __future__ import annotations
@@ -17,30 +18,55 @@ import torch
 from datasets import Dataset, DatasetDict
 from transformers import AutoConfig, EvalPrediction, PreTrainedConfig
 
-import farzi_hf.models  # noqa: F401  registers the architectures that transformers lacks
-from farzi_hf.data.interactions import SAMPLE_INTERACTIONS, Interactions, load_interactions, load_sample_interactions
+import farzi_hf.models  # noqa: F401
+from farzi_hf.data.interactions import (
+    SAMPLE_INTERACTIONS,
+    Interactions,
+    load_interactions,
+    load_sample_interactions,
+)
 from farzi_hf.data.seeds import Purpose, stream
-from farzi_hf.data.sequences import IGNORED, SequenceCollator, check_ids, evaluation_windows, flatten_sequences, training_windows
+from farzi_hf.data.sequences import (
+    IGNORED,
+    SequenceCollator,
+    check_ids,
+    evaluation_windows,
+    flatten_sequences,
+    training_windows,
+)
 from farzi_hf.models.base import check_fields
-from farzi_hf.tasks.base import Outputs, Paired, Row, Statistics, Task, bootstrap_interval, count_cells
+from farzi_hf.tasks.base import (
+    Outputs,
+    Paired,
+    Row,
+    Statistics,
+    Task,
+    bootstrap_interval,
+    count_cells,
+)
 from farzi_hf.tasks.text import InterpolatedBigram
 
-# -- metrics ---------------------------------------------------------------------------------------------------------
+# -- metrics ---------------------------------------------------------------------------------------
 
 
 def rank_statistics(
-    scores: torch.Tensor, targets: torch.Tensor, seen: torch.Tensor | Sequence[Sequence[int]] | None = None
+    scores: torch.Tensor,
+    targets: torch.Tensor,
+    seen: torch.Tensor | Sequence[Sequence[int]] | None = None,
 ) -> torch.Tensor:
-    """For each user, the rank of the target among all items, from 1, and the AUC: the share of other items that score lower.
+    """For each user, the rank of the target among all items, from 1, and the AUC: the share of
+    other items that score lower.
 
-    Among equal scores, the lower id ranks first; in the AUC, an equal score counts one half. A diverged model must not look
-    good: a NaN score of another item counts as better than the target, and a NaN score of the target counts as worst.
+    Among equal scores, the lower id ranks first; in the AUC, an equal score counts one half. A
+    diverged model must not look good: a NaN score of another item counts as better than the target,
+    and a NaN score of the target counts as worst.
 
     Args:
         scores: (B, V). An item with score −∞ is not a candidate and is ignored.
         targets: (B,) ids.
-        seen: items that are not candidates: for each user a list of ids, or (B, S) ids in which negative ids are padding. The
-            target stays a candidate, even if the user has had it before.
+        seen: items that are not candidates: for each user a list of ids, or (B, S) ids in which
+            negative ids are padding. The target stays a candidate, even if the user has had it
+            before.
 
     Returns:
         float64 (B, 2).
@@ -50,7 +76,10 @@ def rank_statistics(
     """
     scores, targets = torch.as_tensor(scores), torch.as_tensor(targets)
     if scores.ndim != 2 or targets.shape != scores.shape[:1]:
-        raise ValueError(f"scores are {tuple(scores.shape)} and targets {tuple(targets.shape)}: pass (B, V) and (B,)")
+        raise ValueError(
+            f"scores are {tuple(scores.shape)} and targets {tuple(targets.shape)}: pass (B, V) and"
+            " (B,)"
+        )
     target_scores = scores.gather(1, targets[:, None])
     candidates = _candidates(scores, seen).scatter_(1, targets[:, None], False)  # the others
     equal = (scores == target_scores) & candidates
@@ -61,8 +90,12 @@ def rank_statistics(
     return torch.stack([1 + better + first, auc], dim=1)
 
 
-def _candidates(scores: torch.Tensor, ids: torch.Tensor | Sequence[Sequence[int]] | None) -> torch.Tensor:
-    """(B, V): whether an item's score is not −∞, and the item is none of the ids that the user has seen; negative ids are padding."""
+def _candidates(
+    scores: torch.Tensor, ids: torch.Tensor | Sequence[Sequence[int]] | None
+) -> torch.Tensor:
+    """(B, V): whether an item's score is not −∞, and the item is none of the ids that the user has
+    seen; negative ids are padding.
+    """
     candidates = scores != -torch.inf
     if ids is None:
         return candidates
@@ -71,34 +104,59 @@ def _candidates(scores: torch.Tensor, ids: torch.Tensor | Sequence[Sequence[int]
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=IGNORED)
     if len(ids) != len(scores) or (ids.numel() and ids.max() >= scores.shape[1]):
         most = ids.max() if ids.numel() else None
-        raise ValueError(f"seen holds ids of {len(ids)} users up to {most}, but scores are {tuple(scores.shape)}")
+        raise ValueError(
+            f"seen holds ids of {len(ids)} users up to {most}, but scores are {tuple(scores.shape)}"
+        )
     # Padding goes to a column of its own, which is cut off again.
     chosen = torch.zeros(len(scores), scores.shape[1] + 1, dtype=torch.bool, device=scores.device)
     ids = ids.to(scores.device)
-    return candidates & ~chosen.scatter_(1, torch.where(ids < 0, scores.shape[1], ids), True)[:, :-1]
+    return (
+        candidates & ~chosen.scatter_(1, torch.where(ids < 0, scores.shape[1], ids), True)[:, :-1]
+    )
 
 
 def ranking_metrics(
-    scores: torch.Tensor, targets: torch.Tensor, ks: Sequence[int] = (10, 100), seen: torch.Tensor | Sequence[Sequence[int]] | None = None, *,
-    mrr: bool = False, negatives: int | None = None, seed: int = 0,
-) -> dict[str, float]:  # fmt: skip
-    """``hr@k``, ``ndcg@k`` and ``auc`` over all items, as fractions; one target per user. See `rank_statistics` and `rank_metrics`.
+    scores: torch.Tensor,
+    targets: torch.Tensor,
+    ks: Sequence[int] = (10, 100),
+    seen: torch.Tensor | Sequence[Sequence[int]] | None = None,
+    *,
+    mrr: bool = False,
+    negatives: int | None = None,
+    seed: int = 0,
+) -> dict[str, float]:
+    """``hr@k``, ``ndcg@k`` and ``auc`` over all items, as fractions; one target per user. See
+    `rank_statistics` and `rank_metrics`.
 
     Args:
         mrr: whether to add the mean of 1 / rank.
-        negatives: rank the target among so many other items, which are drawn for each user with `seed`, and not among all. Such figures are
-            higher, and only comparable with those of as many negatives.
+        negatives: rank the target among so many other items, which are drawn for each user with
+            `seed`, and not among all. Such figures are higher, and only comparable with those of as
+            many negatives.
     """
     if negatives is not None:
-        scores = _with_negatives(torch.as_tensor(scores), torch.as_tensor(targets), seen, negatives, seed)
+        scores = _with_negatives(
+            torch.as_tensor(scores), torch.as_tensor(targets), seen, negatives, seed
+        )
     statistics = rank_statistics(scores, targets, seen).numpy(force=True)
-    return {**rank_metrics(statistics, ks), **({"mrr": float(np.mean(1 / statistics[:, 0]))} if mrr else {})}
+    return {
+        **rank_metrics(statistics, ks),
+        **({"mrr": float(np.mean(1 / statistics[:, 0]))} if mrr else {}),
+    }
 
 
-def _with_negatives(scores: torch.Tensor, targets: torch.Tensor, seen: Any, negatives: int, seed: int) -> torch.Tensor:
-    """The scores, in which −∞ stands for all items but the target and the negatives that are drawn."""
-    keys = torch.from_numpy(stream(seed, Purpose.NEGATIVES).random(tuple(scores.shape))).to(scores.device)
-    keys = keys.masked_fill(~_candidates(scores, seen), -1).scatter(1, targets[:, None], 2)  # the target first
+def _with_negatives(
+    scores: torch.Tensor, targets: torch.Tensor, seen: Any, negatives: int, seed: int
+) -> torch.Tensor:
+    """The scores, in which −∞ stands for all items but the target and the negatives
+    that are drawn.
+    """
+    keys = torch.from_numpy(stream(seed, Purpose.NEGATIVES).random(tuple(scores.shape))).to(
+        scores.device
+    )
+    keys = keys.masked_fill(~_candidates(scores, seen), -1).scatter(
+        1, targets[:, None], 2
+    )  # the target first
     drawn = keys.topk(min(1 + negatives, keys.shape[1])).indices
     return torch.full_like(scores, -torch.inf).scatter(1, drawn, scores.gather(1, drawn))
 
@@ -123,35 +181,48 @@ def _per_user(statistics: np.ndarray, ks: Sequence[int]) -> dict[str, np.ndarray
     return {**hits, **gains, "auc": auc}
 
 
-def ranking_intervals(statistics: np.ndarray, ks: Sequence[int] = (10, 100), **settings: Any) -> dict[str, tuple[float, float]]:
+def ranking_intervals(
+    statistics: np.ndarray, ks: Sequence[int] = (10, 100), **settings: Any
+) -> dict[str, tuple[float, float]]:
     """Bootstrap interval of each metric of `rank_metrics`, resampling users.
 
     Args:
-        statistics: (N, 2), or (students, N, 2) for several models on the same users; the interval is then that of their mean.
+        statistics: (N, 2), or (students, N, 2) for several models on the same users; the interval
+            is then that of their mean.
         settings: confidence, resamples and seed of `bootstrap_interval`.
     """
     statistics = np.asarray(statistics, dtype=np.float64)
-    per_student = [_per_user(values, ks) for values in statistics.reshape(-1, *statistics.shape[-2:])]
-    means = {name: np.mean([values[name] for values in per_student], axis=0) for name in per_student[0]}
+    per_student = [
+        _per_user(values, ks) for values in statistics.reshape(-1, *statistics.shape[-2:])
+    ]
+    means = {
+        name: np.mean([values[name] for values in per_student], axis=0) for name in per_student[0]
+    }
     return {name: bootstrap_interval(values, **settings) for name, values in means.items()}
 
 
 def target_ranks(
-    logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+    logits: torch.Tensor | tuple[torch.Tensor, ...],
+    labels: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
     """(rank, AUC) of each user's last item, among the items that the user has not had: (B, 2).
 
     Args:
-        logits: (B, L, V), or a tuple that starts with them. The logits at position j score the item at j + 1. Item 0 is the
-            padding and never a candidate.
-        labels: (B, L) ids, −100 at padding, on whichever side; the last id is the target. Or a pair: these labels, and all ids that the user has had
-            before, (B, S), padded with 0. ``label_names=["labels", "seen"]`` gives the pair for `farzi_hf.data.evaluation_windows`.
+        logits: (B, L, V), or a tuple that starts with them. The logits at position j score the item
+            at j + 1. Item 0 is the padding and never a candidate.
+        labels: (B, L) ids, −100 at padding, on whichever side; the last id is the target. Or a
+            pair: these labels, and all ids that the user has had before, (B, S), padded with 0.
+            ``label_names=["labels", "seen"]`` gives the pair for
+            `farzi_hf.data.evaluation_windows`.
     """
     scores = logits[0] if isinstance(logits, tuple) else logits
     labels, seen = labels if isinstance(labels, tuple | list) else (labels, labels[:, :-1])
     rows, items = torch.arange(len(labels), device=labels.device), (labels != IGNORED).cumsum(1)
     if (few := items[:, -1] < 2).any():
-        raise ValueError(f"labels[{int(few.nonzero()[0])}] has no item before the target: give histories of at least two items")
+        raise ValueError(
+            f"labels[{int(few.nonzero()[0])}] has no item before the target: give histories of at"
+            " least two items"
+        )
     last = items.argmax(1)  # the first place where all items have been
     targets = labels[rows, last]
     scores = scores[rows, last - 1].float()
@@ -160,7 +231,9 @@ def target_ranks(
 
 
 def recommendation_metrics(eval_prediction: EvalPrediction) -> dict[str, float]:
-    """A Trainer's ``compute_metrics``: `rank_metrics` of predictions that went through `target_ranks`."""
+    """A Trainer's ``compute_metrics``: `rank_metrics` of predictions that went through
+    `target_ranks`.
+    """
     return rank_metrics(eval_prediction.predictions)
 
 
@@ -174,36 +247,50 @@ class RankMetrics(evaluate.Metric):
 
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
-            description="Hit rate and nDCG at each k, and AUC, of one target per user among all items, as fractions.",
+            description=(
+                "Hit rate and nDCG at each k, and AUC, of one target per user among all items, as"
+                " fractions."
+            ),
             citation="",
             features=datasets.Features({"predictions": datasets.List(datasets.Value("float64"))}),
         )
 
-    def _compute(self, predictions: list[list[float]], ks: tuple[int, ...] = (10, 100)) -> dict[str, float]:
+    def _compute(
+        self, predictions: list[list[float]], ks: tuple[int, ...] = (10, 100)
+    ) -> dict[str, float]:
         return rank_metrics(predictions, ks)
 
 
-# -- models that only count ------------------------------------------------------------------------------------------
+# -- models that only count ------------------------------------------------------------------------
 
 
 def popularity(dataset: Dataset, vocab_size: int) -> np.ndarray:
-    """(V,): how often each item occurs in ``input_ids``. Used as scores, these counts recommend the same items to every user."""
+    """(V,): how often each item occurs in ``input_ids``. Used as scores, these counts recommend the
+    same items to every user.
+    """
     check_ids(dataset, vocab_size)
     return np.bincount(flatten_sequences(dataset)[0], minlength=vocab_size).astype(np.float64)
 
 
 def ranks_of_scores(
-    scores: Callable[[Sequence[int]], np.ndarray], histories: Sequence[Sequence[int]], batch_size: int = 256
+    scores: Callable[[Sequence[int]], np.ndarray],
+    histories: Sequence[Sequence[int]],
+    batch_size: int = 256,
 ) -> np.ndarray:
-    """(N, 2): rank and AUC of the last item of each history, for a recommender that is not a neural model.
+    """(N, 2): rank and AUC of the last item of each history, for a recommender that is not a neural
+    model.
 
     Args:
-        scores: a function of the items before the last one; it returns (V,) scores. Item 0 is the padding and never a candidate.
+        scores: a function of the items before the last one; it returns (V,) scores. Item 0 is the
+            padding and never a candidate.
     """
     statistics = []
     for start in range(0, len(histories), batch_size):
         batch = histories[start : start + batch_size]
-        seen, targets = [history[:-1] for history in batch], torch.tensor([history[-1] for history in batch])
+        seen, targets = (
+            [history[:-1] for history in batch],
+            torch.tensor([history[-1] for history in batch]),
+        )
         table = torch.from_numpy(np.stack([scores(history) for history in seen]))
         table[:, 0] = -torch.inf
         statistics.append(rank_statistics(table, targets, seen).numpy())
@@ -217,7 +304,7 @@ HELD_OUT: dict[str, tuple[str, Callable[[Interactions, int], DatasetDict]]] = {
 }
 """What validation and test hold: in words, and the split of a seed."""
 
-# -- the task --------------------------------------------------------------------------------------------------------
+# -- the task --------------------------------------------------------------------------------------
 
 
 class Recommendation(Task):
@@ -240,37 +327,90 @@ class Recommendation(Task):
     ratio_label = "our HR@100 over its"
     compared = ("hr@10", "hr@100", "ndcg@10", "auc")
     module = RankMetrics
-    shown: ClassVar[Mapping[str, str]] = {"hr@10": "HR@10, %", "hr@100": "HR@100, %", "ndcg@10": "nDCG@10, %", "auc": "AUC, %"}
+    shown: ClassVar[Mapping[str, str]] = {
+        "hr@10": "HR@10, %",
+        "hr@100": "HR@100, %",
+        "ndcg@10": "nDCG@10, %",
+        "auc": "AUC, %",
+    }
     """The metrics of a table, with their titles."""
-    learner: ClassVar = {"model_type": "sasrec", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
-    # Dropout is what sparse catalogues need, tied embeddings halve the bytes, and which kind is better depends on the data (recipes/LOG.md).
+    learner: ClassVar = {
+        "model_type": "sasrec",
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    # Dropout is what sparse catalogues need, tied embeddings halve the bytes, and which kind is
+    # better depends on the data (recipes/LOG.md).
     learners: ClassVar = (
-        learner, {**learner, "dropout": 0.3}, {"model_type": "fmlp", "hidden_size": 16, "dropout": 0.3},
+        learner,
+        {**learner, "dropout": 0.3},
+        {"model_type": "fmlp", "hidden_size": 16, "dropout": 0.3},
         {**learner, "hidden_size": 32, "dropout": 0.3, "tie_word_embeddings": True},
         {"model_type": "fmlp", "hidden_size": 32, "dropout": 0.3, "tie_word_embeddings": True},
-        {**learner, "hidden_size": 64, "num_hidden_layers": 2, "dropout": 0.3, "tie_word_embeddings": True},
-        {"model_type": "fmlp", "hidden_size": 64, "num_hidden_layers": 2, "dropout": 0.3, "tie_word_embeddings": True},
-    )  # fmt: skip
+        {
+            **learner,
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "dropout": 0.3,
+            "tie_word_embeddings": True,
+        },
+        {
+            "model_type": "fmlp",
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "dropout": 0.3,
+            "tie_word_embeddings": True,
+        },
+    )
     data_settings = (
-        "min_interactions", "min_item_interactions", "held_out", "user_column", "item_column", "time_column", "name", "split", "revision",
-    )  # fmt: skip
+        "min_interactions",
+        "min_item_interactions",
+        "held_out",
+        "user_column",
+        "item_column",
+        "time_column",
+        "name",
+        "split",
+        "revision",
+    )
     splits_differ, split_label = True, "users 80 / 10 / 10 %"
     collator = SequenceCollator(padding_id=0)
 
     def __init__(self, processing_class: Any) -> None:
         super().__init__(processing_class)
-        if processing_class is not None and len(processing_class) <= 500:  # any model has most items among its first hundred
-            self.metric, self.metric_label, self.ratio_label = "hr@10", "Test HR@10", "our HR@10 over its"
+        if (
+            processing_class is not None and len(processing_class) <= 500
+        ):  # any model has most items among its first hundred
+            self.metric, self.metric_label, self.ratio_label = (
+                "hr@10",
+                "Test HR@10",
+                "our HR@10 over its",
+            )
 
     @classmethod
     def load(
-        cls, dataset: str, data_dir: str | None, *, name: str | None = None, held_out: str | None = None, **settings: Any
+        cls,
+        dataset: str,
+        data_dir: str | None,
+        *,
+        name: str | None = None,
+        held_out: str | None = None,
+        **settings: Any,
     ) -> tuple[Recommendation, Callable[[int], DatasetDict], str]:
-        """The embedded interactions, or those of `load_interactions`, split as `HELD_OUT` says. By default they keep splits of their own."""
+        """The embedded interactions, or those of `load_interactions`, split as `HELD_OUT` says. By
+        default they keep splits of their own.
+        """
         sample = dataset == SAMPLE_INTERACTIONS
-        data = load_sample_interactions() if sample else load_interactions(dataset, data_dir, subset=name, **settings)
+        data = (
+            load_sample_interactions()
+            if sample
+            else load_interactions(dataset, data_dir, subset=name, **settings)
+        )
         task = cls(data.vocabulary)
-        task.split_label, split = HELD_OUT[held_out or ("users" if data.own_ends is None else "own")]
+        task.split_label, split = HELD_OUT[
+            held_out or ("users" if data.own_ends is None else "own")
+        ]
         return task, lambda seed: split(data, seed), data.description
 
     def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
@@ -290,23 +430,35 @@ class Recommendation(Task):
     def statistics(self, outputs: Outputs, sequences: Dataset, length: int) -> np.ndarray:
         """(N, 2): rank and AUC of each user's last item."""
         rows = self.evaluation_rows(sequences, length)
-        return np.stack(outputs(rows, lambda logits, batch: target_ranks(logits, (batch["labels"], batch["seen"]))))
+        return np.stack(
+            outputs(
+                rows, lambda logits, batch: target_ranks(logits, (batch["labels"], batch["seen"]))
+            )
+        )
 
     def intervals(self, students: Statistics) -> dict[str, tuple[float, float]]:
-        """Intervals are computed over the users of all splits, and the spread over splits and students.
+        """Intervals are computed over the users of all splits, and the spread over splits and
+        students.
 
-        A user may be among the test users of several splits, and counts as another one each time. So intervals over many splits are
-        a little too narrow: in simulations with 943 users, those of 95 % covered 93 % for one split and 90 % for five.
+        A user may be among the test users of several splits, and counts as another one each time.
+        So intervals over many splits are a little too narrow: in simulations with 943 users, those
+        of 95 % covered 93 % for one split and 90 % for five.
         """
-        return ranking_intervals(np.concatenate([np.asarray(seed) for seed in students], axis=1))  # (students, N, 2)
+        return ranking_intervals(
+            np.concatenate([np.asarray(seed) for seed in students], axis=1)
+        )  # (students, N, 2)
 
-    def counted(self, train: Dataset, validation: Dataset, test: Dataset, vocab_size: int) -> dict[str, np.ndarray]:
+    def counted(
+        self, train: Dataset, validation: Dataset, test: Dataset, vocab_size: int
+    ) -> dict[str, np.ndarray]:
         """Popularity and an interpolated bigram of items."""
         counts, items = popularity(train, vocab_size), np.arange(vocab_size)
         bigram = InterpolatedBigram.fit(train, vocab_size, validation)
         models = {
             "popularity": lambda history: counts,
-            "item bigram": lambda history: bigram.probabilities(np.full(vocab_size, history[-1]), items),
+            "item bigram": lambda history: bigram.probabilities(
+                np.full(vocab_size, history[-1]), items
+            ),
         }
         return {name: ranks_of_scores(scores, test["input_ids"]) for name, scores in models.items()}
 
@@ -326,15 +478,21 @@ class Recommendation(Task):
         return {"trained on": row["method"], **shown, **count_cells(row)}
 
     def paired(self, ours: Statistics, theirs: Statistics, metric: str) -> Paired:
-        """The quotient is our mean of the metric, one of `shown`, divided by theirs, over the users of all seeds."""
+        """The quotient is our mean of the metric, one of `shown`, divided by theirs, over the users
+        of all seeds.
+        """
 
         def of_users(seed: np.ndarray) -> np.ndarray:  # the mean of all students
-            return np.mean([_per_user(student, (10, 100))[metric] for student in np.asarray(seed)], axis=0)
+            return np.mean(
+                [_per_user(student, (10, 100))[metric] for student in np.asarray(seed)], axis=0
+            )
 
         values = [np.concatenate([of_users(seed) for seed in group]) for group in (ours, theirs)]
 
         def quotient(rows: np.ndarray) -> float:
-            with np.errstate(divide="ignore", invalid="ignore"):  # theirs may be 0, as in a resample of few users
+            with np.errstate(
+                divide="ignore", invalid="ignore"
+            ):  # theirs may be 0, as in a resample of few users
                 return float(np.divide(*rows.mean(axis=0)))
 
         return np.stack(values, axis=1), quotient

@@ -1,8 +1,9 @@
 """Text: the next token of each sentence. Its metrics, its count models and its task.
 
-Metrics are computed from three numbers per predicted token, so evaluation never stores the logits of a whole data set: `token_statistics`
-is a Trainer's ``preprocess_logits_for_metrics`` and `language_modeling_metrics` its ``compute_metrics``. Between them travels one array of
-shape (sequences, length − 1, 3): negative log-likelihood, correct, valid.
+Metrics are computed from three numbers per predicted token, so evaluation never stores the logits
+of a whole data set: `token_statistics` is a Trainer's ``preprocess_logits_for_metrics`` and
+`language_modeling_metrics` its ``compute_metrics``. Between them travels one array of shape
+(sequences, length − 1, 3): negative log-likelihood, correct, valid.
 """
 
 from __future__ import annotations
@@ -24,16 +25,28 @@ from farzi_hf.data.own import load_text
 from farzi_hf.data.sequences import IGNORED, SequenceCollator, check_ids, flatten_sequences, pieces
 from farzi_hf.data.text import TEXTS, TOKENIZERS, tokenize, word_tokenizer
 from farzi_hf.models.base import check_fields
-from farzi_hf.tasks.base import Outputs, Paired, Row, Statistics, Task, bootstrap_interval, count_cells
+from farzi_hf.tasks.base import (
+    Outputs,
+    Paired,
+    Row,
+    Statistics,
+    Task,
+    bootstrap_interval,
+    count_cells,
+)
 
-# -- metrics ---------------------------------------------------------------------------------------------------------
+# -- metrics ---------------------------------------------------------------------------------------
 
 
-def token_statistics(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
-    """Per predicted token: negative log-likelihood in nats, 1 if the top prediction is right, 1 if the token counts.
+def token_statistics(
+    logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor
+) -> torch.Tensor:
+    """Per predicted token: negative log-likelihood in nats, 1 if the top prediction is right, 1 if
+    the token counts.
 
     Args:
-        logits: (B, L, V), or a tuple that starts with them. The logits at position j predict the label at j + 1.
+        logits: (B, L, V), or a tuple that starts with them. The logits at position j predict the
+            label at j + 1.
         labels: (B, L) ids, −100 where nothing is to be predicted.
 
     Returns:
@@ -43,20 +56,26 @@ def token_statistics(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: to
     scores, targets = scores[:, :-1].float(), labels[:, 1:]
     valid = targets != IGNORED
     nll = F.cross_entropy(scores.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
-    right = (scores.argmax(-1) == targets) & valid & ~nll.isnan()  # of NaN, the first would be the largest
+    right = (
+        (scores.argmax(-1) == targets) & valid & ~nll.isnan()
+    )  # of NaN, the first would be the largest
     return torch.stack([nll, right.float(), valid.float()], dim=-1)
 
 
 def sentence_totals(statistics: np.ndarray) -> np.ndarray:
-    """Sums per sequence, (N, 3) float64: negative log-likelihood, correct tokens, tokens. Rows without a token are left out.
+    """Sums per sequence, (N, 3) float64: negative log-likelihood, correct tokens, tokens. Rows
+    without a token are left out.
 
     Args:
-        statistics: (N, L − 1, 3) as `token_statistics` gives them. A valid flag ≤ 0 is padding: the Trainer pads with −100.
+        statistics: (N, L − 1, 3) as `token_statistics` gives them. A valid flag ≤ 0 is padding: the
+            Trainer pads with −100.
     """
     statistics = np.asarray(statistics, dtype=np.float64)
     if statistics.ndim != 3 or statistics.shape[-1] != 3:
         remedy = "give the Trainer preprocess_logits_for_metrics=token_statistics."
-        raise ValueError(f"statistics has shape {statistics.shape}, not (sequences, length − 1, 3): {remedy}")
+        raise ValueError(
+            f"statistics has shape {statistics.shape}, not (sequences, length − 1, 3): {remedy}"
+        )
     totals = np.where(statistics[..., 2:] > 0, statistics, 0.0).sum(axis=1)
     totals = totals[totals[:, 2] > 0]
     if len(totals) == 0:
@@ -65,7 +84,9 @@ def sentence_totals(statistics: np.ndarray) -> np.ndarray:
 
 
 def pad_statistics(statistics: Sequence[ArrayLike], dtype: type = np.float32) -> np.ndarray:
-    """Statistics of sentences of different lengths, each (L_i − 1, 3), as one array (N, L − 1, 3) with valid = 0 as padding."""
+    """Statistics of sentences of different lengths, each (L_i − 1, 3), as one array (N, L − 1, 3)
+    with valid = 0 as padding.
+    """
     rows = [np.asarray(row, dtype=dtype).reshape(-1, 3) for row in statistics]
     padded = np.zeros((len(rows), max(map(len, rows), default=0), 3), dtype=dtype)
     for place, row in zip(padded, rows, strict=True):
@@ -74,14 +95,19 @@ def pad_statistics(statistics: Sequence[ArrayLike], dtype: type = np.float32) ->
 
 
 def corpus_perplexity(totals: np.ndarray) -> np.ndarray | float:
-    """exp(mean negative log-likelihood over all tokens), from `sentence_totals`: (N, 3), or (N, …, 3) with one perplexity for each …."""
+    """exp(mean negative log-likelihood over all tokens), from `sentence_totals`: (N, 3), or (N, …,
+    3) with one perplexity for each ….
+    """
     sums = totals.sum(axis=0)
-    with np.errstate(over="ignore"):  # a diverged model has infinite perplexity; that is the answer, not an accident
+    with np.errstate(
+        over="ignore"
+    ):  # a diverged model has infinite perplexity; that is the answer, not an accident
         return np.exp(sums[..., 0] / sums[..., 2])
 
 
 def token_metrics(statistics: np.ndarray) -> dict[str, float]:
-    """``perplexity`` of the corpus, ``sentence_perplexity`` (mean of the sentences' perplexities), ``accuracy`` over tokens.
+    """``perplexity`` of the corpus, ``sentence_perplexity`` (mean of the sentences' perplexities),
+    ``accuracy`` over tokens.
 
     Args:
         statistics: (N, L − 1, 3) as `token_statistics` gives them.
@@ -89,32 +115,40 @@ def token_metrics(statistics: np.ndarray) -> dict[str, float]:
     totals = sentence_totals(statistics)
     return {
         "perplexity": float(corpus_perplexity(totals)),
-        "sentence_perplexity": float(np.mean(corpus_perplexity(totals[None]))),  # each sentence is a corpus
+        "sentence_perplexity": float(
+            np.mean(corpus_perplexity(totals[None]))
+        ),  # each sentence is a corpus
         "accuracy": float(totals[:, 1].sum() / totals[:, 2].sum()),
     }
 
 
 def language_modeling_metrics(eval_prediction: EvalPrediction) -> dict[str, float]:
-    """A Trainer's ``compute_metrics``: `token_metrics` of predictions that went through `token_statistics`."""
+    """A Trainer's ``compute_metrics``: `token_metrics` of predictions that went through
+    `token_statistics`.
+    """
     return token_metrics(eval_prediction.predictions)
 
 
 def perplexity_interval(statistics: np.ndarray, **settings: Any) -> tuple[float, float]:
-    """Bootstrap interval of the corpus perplexity, resampling sentences: tokens of one sentence are not independent.
+    """Bootstrap interval of the corpus perplexity, resampling sentences: tokens of one sentence are
+    not independent.
 
     Args:
-        statistics: (N, L − 1, 3) as `token_statistics` gives them, or (students, N, L − 1, 3) for several models on the same sentences; the
-            interval is then that of their mean.
+        statistics: (N, L − 1, 3) as `token_statistics` gives them, or (students, N, L − 1, 3) for
+            several models on the same sentences; the interval is then that of their mean.
         settings: confidence, resamples and seed of `bootstrap_interval`.
     """
     statistics = np.asarray(statistics)
     students = statistics.reshape(-1, *statistics.shape[-3:])
-    totals = np.stack([sentence_totals(student) for student in students], axis=1)  # (N, students, 3)
+    totals = np.stack(
+        [sentence_totals(student) for student in students], axis=1
+    )  # (N, students, 3)
     return bootstrap_interval(totals, lambda rows: np.mean(corpus_perplexity(rows)), **settings)
 
 
 class TokenMetrics(evaluate.Metric):
-    """`token_metrics` as a metric of `evaluate`, which gathers statistics batch by batch. Sentences may differ in length.
+    """`token_metrics` as a metric of `evaluate`, which gathers statistics batch by batch. Sentences
+    may differ in length.
 
     metric = TokenMetrics() for batch in batches:
         metric.add_batch(predictions=token_statistics(model(**batch).logits, batch["labels"]))
@@ -123,20 +157,29 @@ class TokenMetrics(evaluate.Metric):
 
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
-            description="Perplexity over all tokens, mean of the sentences' perplexities, and share of tokens predicted right.",
+            description=(
+                "Perplexity over all tokens, mean of the sentences' perplexities, and share of"
+                " tokens predicted right."
+            ),
             citation="",
-            features=datasets.Features({"predictions": datasets.List(datasets.List(datasets.Value("float64")))}),
+            features=datasets.Features(
+                {"predictions": datasets.List(datasets.List(datasets.Value("float64")))}
+            ),
         )
 
     def _compute(self, predictions: list[list[list[float]]]) -> dict[str, float]:
         return token_metrics(pad_statistics(predictions, np.float64))
 
 
-# -- models that only count: a good summary trains students that are better ------------------------------------------
+# -- models that only count: a good summary trains students that are better ------------------------
 
 
-def _transitions(sequences: Dataset, vocab_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """All (previous, next) pairs of a data set in one long list, the row of each and its place there. Each array is (P,)."""
+def _transitions(
+    sequences: Dataset, vocab_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """All (previous, next) pairs of a data set in one long list, the row of each and its place
+    there. Each array is (P,).
+    """
     check_ids(sequences, vocab_size)
     ids, lengths = flatten_sequences(sequences)
     starts = np.cumsum(lengths) - lengths
@@ -147,9 +190,11 @@ def _transitions(sequences: Dataset, vocab_size: int) -> tuple[np.ndarray, np.nd
 
 
 class Unigram:
-    """Word frequencies, with one added to every count so that a word unseen in training is not impossible.
+    """Word frequencies, with one added to every count so that a word unseen in training is not
+    impossible.
 
-    A count model predicts every token but the first (BOS), EOS included, and reports the same metrics as a language model.
+    A count model predicts every token but the first (BOS), EOS included, and reports the same
+    metrics as a language model.
 
     Args:
         distribution: (V,) probabilities.
@@ -169,23 +214,30 @@ class Unigram:
         return self.distribution[following]
 
     def predictions(self, previous: np.ndarray) -> np.ndarray:
-        """The most likely next id after each of ``previous`` (P,). Among equally likely ids, the lowest one."""
+        """The most likely next id after each of ``previous`` (P,). Among equally likely ids, the
+        lowest one.
+        """
         return np.full_like(previous, self.distribution.argmax())
 
     def token_statistics(self, sequences: Dataset) -> np.ndarray:
-        """(N, longest − 1, 3) float32, as `farzi_hf.metrics.token_statistics` gives for a language model."""
+        """(N, longest − 1, 3) float32, as `farzi_hf.metrics.token_statistics` gives for a language
+        model.
+        """
         previous, following, rows, places = _transitions(sequences, self.vocab_size)
         statistics = np.zeros((len(sequences), places.max() + 1, 3), dtype=np.float32)
         nll = -np.log(self.probabilities(previous, following))
-        statistics[rows, places] = np.stack([nll, self.predictions(previous) == following, np.ones_like(nll)], axis=-1)
+        statistics[rows, places] = np.stack(
+            [nll, self.predictions(previous) == following, np.ones_like(nll)], axis=-1
+        )
         return statistics
 
 
 class InterpolatedBigram(Unigram):
     """w(h) · p(next | h) + (1 − w(h)) · p(next): relative frequencies, mixed with a `Unigram`.
 
-    w(h) = count(h) / (count(h) + scale · followers(h)); with scale = 1 this is Witten & Bell (1991). The weight is 0 if h was never seen.
-    The pairs are stored sorted and sparse; there is no V × V table.
+    w(h) = count(h) / (count(h) + scale · followers(h)); with scale = 1 this is Witten & Bell
+    (1991). The weight is 0 if h was never seen. The pairs are stored sorted and sparse; there is no
+    V × V table.
 
     Args:
         unigram: the model of lower order.
@@ -194,7 +246,9 @@ class InterpolatedBigram(Unigram):
         scale: positive; `fit` chooses it.
     """
 
-    def __init__(self, unigram: Unigram, pairs: np.ndarray, counts: np.ndarray, scale: float) -> None:
+    def __init__(
+        self, unigram: Unigram, pairs: np.ndarray, counts: np.ndarray, scale: float
+    ) -> None:
         super().__init__(unigram.distribution)
         self.unigram, self.pairs, self.scale = unigram, pairs, scale
         histories = pairs // self.vocab_size
@@ -204,11 +258,17 @@ class InterpolatedBigram(Unigram):
 
     @classmethod
     def fit(cls, sequences: Dataset, vocab_size: int, validation: Dataset) -> InterpolatedBigram:
-        """Counts on ``sequences`` and tries 28 scales from 1/32 to 16. It keeps the scale with the lowest perplexity on ``validation``."""
-        (seen, seen_next, *_), (given, following, *_) = (_transitions(x, vocab_size) for x in (sequences, validation))
+        """Counts on ``sequences`` and tries 28 scales from 1/32 to 16. It keeps the scale with the
+        lowest perplexity on ``validation``.
+        """
+        (seen, seen_next, *_), (given, following, *_) = (
+            _transitions(x, vocab_size) for x in (sequences, validation)
+        )
         pairs, counts = np.unique(seen * vocab_size + seen_next, return_counts=True)
         unigram = Unigram.fit(sequences, vocab_size)
-        models = [cls(unigram, pairs, counts, float(scale)) for scale in np.geomspace(1 / 32, 16, 28)]
+        models = [
+            cls(unigram, pairs, counts, float(scale)) for scale in np.geomspace(1 / 32, 16, 28)
+        ]
         return max(models, key=lambda model: np.log(model.probabilities(given, following)).sum())
 
     def probabilities(self, previous: np.ndarray, following: np.ndarray) -> np.ndarray:
@@ -216,11 +276,14 @@ class InterpolatedBigram(Unigram):
         index = np.minimum(np.searchsorted(self.pairs, keys), len(self.pairs) - 1)
         bigram = np.where(self.pairs[index] == keys, self._conditionals[index], 0.0)
         total, followers = self._totals[previous], self._followers[previous]
-        weight = total / np.maximum(total + self.scale * followers, 1)  # 0 / 0 after a token never seen
+        weight = total / np.maximum(
+            total + self.scale * followers, 1
+        )  # 0 / 0 after a token never seen
         return weight * bigram + (1 - weight) * self.distribution[following]
 
     def predictions(self, previous: np.ndarray) -> np.ndarray:
-        # The best token comes from the best seen pair. If that pair is less likely than the most frequent token, the latter is best.
+        # The best token comes from the best seen pair. If that pair is less likely than the most
+        # frequent token, the latter is best.
         histories, following = np.divmod(self.pairs, self.vocab_size)
         best = np.full(self.vocab_size, self.distribution.argmax())
         score = self.probabilities(np.arange(self.vocab_size), best)
@@ -233,7 +296,7 @@ class InterpolatedBigram(Unigram):
         return best[previous]
 
 
-# -- the task --------------------------------------------------------------------------------------------------------
+# -- the task --------------------------------------------------------------------------------------
 
 
 class LanguageModeling(Task):
@@ -245,33 +308,60 @@ class LanguageModeling(Task):
 
     Args:
         processing_class: the tokenizer.
-    """
+    """  # noqa: E501
 
     label_names = ("labels",)
     metric, metric_label, percent = "perplexity", "Test perplexity", False
     ratio_label = "its perplexity over ours"
     compared = ()
     module = TokenMetrics
-    # Two settings matter (recipes/LOG.md). With tied embeddings, the learner stays on the unigram plateau for hundreds of steps.
-    # With embeddings that start small, training is so chaotic that its gradient is useless.
+    # Two settings matter (recipes/LOG.md). With tied embeddings, the learner stays on the unigram
+    # plateau for hundreds of steps. With embeddings that start small, training is so chaotic that
+    # its gradient is useless.
     learner: ClassVar = {
-        "model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 1, "n_positions": 128, "tie_word_embeddings": False,
-        "initializer_range": 0.1, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
-    }  # fmt: skip
+        "model_type": "gpt2",
+        "n_embd": 16,
+        "n_layer": 1,
+        "n_head": 1,
+        "n_positions": 128,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.1,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+    }
     learners: ClassVar = (
-        learner, {**learner, "n_embd": 32}, {**learner, "n_embd": 64, "n_layer": 2, "n_head": 2},
+        learner,
+        {**learner, "n_embd": 32},
+        {**learner, "n_embd": 64, "n_layer": 2, "n_head": 2},
         {**learner, "n_embd": 128, "n_layer": 2, "n_head": 4},
-    )  # fmt: skip
-    data_settings = ("vocab_size", "max_length", "text_column", "tokenizer", "rows", "name", "split", "revision")
+    )
+    data_settings = (
+        "vocab_size",
+        "max_length",
+        "text_column",
+        "tokenizer",
+        "rows",
+        "name",
+        "split",
+        "revision",
+    )
     splits_differ, split_label = False, "the data set's own train, validation and test"
 
     @classmethod
     def load(
-        cls, dataset: str, data_dir: str | None, *, vocab_size: int | None = None, max_length: int | None = None,
-        text_column: str | None = None, **own: Any,
-    ) -> tuple[LanguageModeling, Callable[[int], DatasetDict], str]:  # fmt: skip
-        """A text of `TEXTS`, as the tokens of its own tokenizer, of which training sequences alone are cut to `max_length` ids; or `load_text`, whose
-        rows that are longer than `max_length` become several.
+        cls,
+        dataset: str,
+        data_dir: str | None,
+        *,
+        vocab_size: int | None = None,
+        max_length: int | None = None,
+        text_column: str | None = None,
+        **own: Any,
+    ) -> tuple[LanguageModeling, Callable[[int], DatasetDict], str]:
+        """A text of `TEXTS`, as the tokens of its own tokenizer, of which training sequences alone
+        are cut to `max_length` ids; or `load_text`, whose rows that are longer than `max_length`
+        become several.
         """
         if dataset not in TEXTS:
             data = load_text(dataset, text_column, data_dir=data_dir, vocab_size=vocab_size, **own)
@@ -282,28 +372,48 @@ class LanguageModeling(Task):
         text = TEXTS[dataset](data_dir)
         tokenizer = TOKENIZERS.get(dataset, word_tokenizer)(text["train"]["text"], vocab_size)
         held_out = DatasetDict({split: rows for split, rows in text.items() if split != "train"})
-        splits = DatasetDict(**tokenize(DatasetDict(train=text["train"]), tokenizer, max_length), **tokenize(held_out, tokenizer))
-        return cls(tokenizer), lambda seed: splits, f"{len(text['train']):,} rows of text; {cls.split_label}"
+        splits = DatasetDict(
+            **tokenize(DatasetDict(train=text["train"]), tokenizer, max_length),
+            **tokenize(held_out, tokenizer),
+        )
+        return (
+            cls(tokenizer),
+            lambda seed: splits,
+            f"{len(text['train']):,} rows of text; {cls.split_label}",
+        )
 
     def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
         tokenizer = self.processing_class
         check_fields(learner, "learner", vocab_size=len(tokenizer))
-        special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+        special = {
+            f"{name}_token_id": getattr(tokenizer, f"{name}_token_id")
+            for name in ("pad", "bos", "eos")
+        }
         return AutoConfig.for_model(**{**learner, "vocab_size": len(tokenizer), **special})
 
     @cached_property
     def collator(self) -> SequenceCollator:
-        """Pads with the tokenizer's padding token, which is predicted if it has another role too, such as EOS. ValueError without a tokenizer."""
+        """Pads with the tokenizer's padding token, which is predicted if it has another role too,
+        such as EOS. ValueError without a tokenizer.
+        """
         tokenizer = self.processing_class
         if tokenizer is None:
-            remedy = "give the tokenizer, or a collator that returns input_ids, attention_mask and labels"
+            remedy = (
+                "give the tokenizer, or a collator that returns input_ids, attention_mask and"
+                " labels"
+            )
             raise ValueError(f"processing_class, data_collator and task are all None; {remedy}")
         padding = getattr(tokenizer, "pad_token_id", None)
-        others = {getattr(tokenizer, f"{role}_token_id", None) for role in ("bos", "eos", "unk", "sep", "cls", "mask")}
+        others = {
+            getattr(tokenizer, f"{role}_token_id", None)
+            for role in ("bos", "eos", "unk", "sep", "cls", "mask")
+        }
         return SequenceCollator(None if padding in others else padding)
 
     def training_rows(self, sequences: Dataset, length: int) -> Dataset:
-        """Rows with a column `text`, and no `input_ids`, as the tokenizer's ids; others as they are."""
+        """Rows with a column `text`, and no `input_ids`, as the tokenizer's ids; others as they
+        are.
+        """
         names = sequences.column_names
         if "input_ids" in names or "text" not in names or self.processing_class is None:
             return sequences
@@ -315,9 +425,13 @@ class LanguageModeling(Task):
     compute_metrics = staticmethod(language_modeling_metrics)
 
     def statistics(self, outputs: Outputs, sequences: Dataset, length: int) -> np.ndarray:
-        """(N, 1, 3): the sums of `token_statistics` for each sentence. The model reads them by length, so that little is padded."""
+        """(N, 1, 3): the sums of `token_statistics` for each sentence. The model reads them by
+        length, so that little is padded.
+        """
         order = np.argsort(flatten_sequences(sequences)[1], kind="stable")
-        tokens = outputs(sequences.select(order), lambda logits, batch: token_statistics(logits, batch["labels"]))
+        tokens = outputs(
+            sequences.select(order), lambda logits, batch: token_statistics(logits, batch["labels"])
+        )
         totals = sentence_totals(pad_statistics(tokens))
         if len(totals) < len(sequences):
             few = f"{len(sequences) - len(totals)} of {len(sequences)} sentences"
@@ -325,13 +439,22 @@ class LanguageModeling(Task):
         return totals[np.argsort(order)][:, None]
 
     def intervals(self, students: Statistics) -> dict[str, tuple[float, float]]:
-        return {"perplexity": perplexity_interval(np.concatenate([np.asarray(seed) for seed in students]))}
+        return {
+            "perplexity": perplexity_interval(
+                np.concatenate([np.asarray(seed) for seed in students])
+            )
+        }
 
-    def counted(self, train: Dataset, validation: Dataset, test: Dataset, vocab_size: int) -> dict[str, np.ndarray]:
+    def counted(
+        self, train: Dataset, validation: Dataset, test: Dataset, vocab_size: int
+    ) -> dict[str, np.ndarray]:
         """A unigram and an interpolated bigram."""
         bigram = InterpolatedBigram.fit(train, vocab_size, validation)
         models = {"unigram": bigram.unigram, "interpolated bigram": bigram}
-        return {name: sentence_totals(model.token_statistics(test))[:, None] for name, model in models.items()}
+        return {
+            name: sentence_totals(model.token_statistics(test))[:, None]
+            for name, model in models.items()
+        }
 
     def headline(self, row: Row) -> str:
         return f"perplexity {row['perplexity']:,.1f}"

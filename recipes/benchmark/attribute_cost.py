@@ -39,7 +39,14 @@ from harness import (
 )
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, get_scheduler, set_seed
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainingArguments,
+    get_scheduler,
+    set_seed,
+)
 
 from farzi_hf.attribution import attribute
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
@@ -73,8 +80,13 @@ class Problem:
     @cached_property
     def ids(self) -> Tensor:
         """(rows, length)"""
-        frequencies, generator = 1 / torch.arange(1.0, self.vocabulary + 1), torch.Generator().manual_seed(0)
-        drawn = torch.multinomial(frequencies, self.rows * self.length, replacement=True, generator=generator)
+        frequencies, generator = (
+            1 / torch.arange(1.0, self.vocabulary + 1),
+            torch.Generator().manual_seed(0),
+        )
+        drawn = torch.multinomial(
+            frequencies, self.rows * self.length, replacement=True, generator=generator
+        )
         return drawn.view(self.rows, self.length)
 
     def order(self, step: int) -> list[int]:
@@ -83,7 +95,9 @@ class Problem:
 
     def factor(self) -> Callable[[int], float]:
         """The learning rate of step 0, 1, …, as a multiple of `RATE`."""
-        return get_scheduler("linear", torch.optim.SGD([torch.zeros(1)], RATE), WARMUP, self.steps).lr_lambdas[0]
+        return get_scheduler(
+            "linear", torch.optim.SGD([torch.zeros(1)], RATE), WARMUP, self.steps
+        ).lr_lambdas[0]
 
     def model(self) -> GPT2LMHeadModel:
         set_seed(0)
@@ -94,23 +108,47 @@ class Problem:
             "n_layer": 2,
             "n_head": 4,
         }
-        rest = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
-        return GPT2LMHeadModel(GPT2Config(**sizes, **rest, tie_word_embeddings=self.tied)).to(torch.get_default_dtype())
+        rest = {
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        }
+        return GPT2LMHeadModel(GPT2Config(**sizes, **rest, tie_word_embeddings=self.tied)).to(
+            torch.get_default_dtype()
+        )
 
     def trainer(self, folder: str) -> Trainer:
         args = TrainingArguments(
-            folder, max_steps=self.steps, per_device_train_batch_size=self.batch // self.micro_batches, learning_rate=RATE,
-            gradient_accumulation_steps=self.micro_batches, warmup_steps=WARMUP, adam_epsilon=EPSILON, max_grad_norm=CLIP, weight_decay=0.0,
-            train_sampling_strategy="sequential", save_strategy="no", logging_strategy="no", report_to="none", use_cpu=True,
-            disable_tqdm=True, dataloader_pin_memory=False,
-        )  # fmt: skip
-        ids = self.ids.tolist()  # the Trainer divides by the number of labels, also of the first, which nothing predicts
+            folder,
+            max_steps=self.steps,
+            per_device_train_batch_size=self.batch // self.micro_batches,
+            learning_rate=RATE,
+            gradient_accumulation_steps=self.micro_batches,
+            warmup_steps=WARMUP,
+            adam_epsilon=EPSILON,
+            max_grad_norm=CLIP,
+            weight_decay=0.0,
+            train_sampling_strategy="sequential",
+            save_strategy="no",
+            logging_strategy="no",
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
+        ids = (
+            self.ids.tolist()
+        )  # the Trainer divides by the number of labels, also of the first, which nothing predicts
         rows = {"input_ids": ids, "labels": [[IGNORED, *row[1:]] for row in ids]}
         return Trainer(self.model(), args, SequenceCollator(), Dataset.from_dict(rows))
 
 
 def plain(problem: Problem, weights: Tensor | None = None) -> Tensor:
-    """An ordinary loop: (queries,), their losses after a training in which rows have these weights."""
+    """An ordinary loop: (queries,), their losses after a training in which rows have
+    these weights.
+    """
     model, ids = problem.model(), problem.ids
     w = torch.ones(len(ids)) if weights is None else weights
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, eps=EPSILON, weight_decay=0.0)
@@ -146,11 +184,18 @@ def stock_trainer(problem: Problem, folder: str) -> Found:
 def ours(problem: Problem, folder: str, adjoint: str | None = None) -> Found:
     """By `attribute`."""
     test = Dataset.from_dict({"input_ids": problem.ids[: problem.queries].tolist()})
-    return attribute(problem.trainer(folder), test, None if adjoint is None else ADJOINTS[adjoint]()).scores, 0
+    return (
+        attribute(
+            problem.trainer(folder), test, None if adjoint is None else ADJOINTS[adjoint]()
+        ).scores,
+        0,
+    )
 
 
 def bergson(problem: Problem, folder: str, mode: str) -> Found:
-    """What its command `magic` does: checkpoints on the way forward, then a pass back for each query."""
+    """What its command `magic` does: checkpoints on the way forward, then a pass back for each
+    query.
+    """
     import torchopt
     from bergson.magic.cli import compute_query_gradients
     from bergson.magic.data_stream import DataStream
@@ -167,24 +212,35 @@ def bergson(problem: Problem, folder: str, mode: str) -> Found:
     model.set_attn_implementation("eager")  # both as its `prepare_trainer` does
     model.loss_function = partial(weighted_causal_lm_ce, reduction="mean")
     how = {"eps": EPSILON, "eps_root": problem.eps_root, "weight_decay": 0.0}
-    magic, state = Magic.initialize(model, torchopt.adamw(lambda step: RATE * factor(int(step)), **how))
+    magic, state = Magic.initialize(
+        model, torchopt.adamw(lambda step: RATE * factor(int(step)), **how)
+    )
     order = [i for step in range(problem.steps) for i in problem.order(step)]
     data = stream(problem.ids[order], problem.batch, doc_ids=[[i] * problem.length for i in order])
-    steps = {"inplace": True, "save_mode": mode, "max_grad_norm": CLIP, "grad_accum_steps": problem.micro_batches}
+    steps = {
+        "inplace": True,
+        "save_mode": mode,
+        "max_grad_norm": CLIP,
+        "grad_accum_steps": problem.micro_batches,
+    }
     state, found = magic.train(state, data, save_dir=folder, **steps), []
     disk = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
     final = state.to("cpu").detach_()
     for query in range(problem.queries):
         state.detach_()
         state.copy_(final)
-        gradient, _ = compute_query_gradients(state, model, stream(problem.ids[query : query + 1], 1))
+        gradient, _ = compute_query_gradients(
+            state, model, stream(problem.ids[query : query + 1], 1)
+        )
         state.detach_()
         data.requires_grad, zeros = (
             True,
             [torch.zeros_like(x) for x in tree_iter(state.opt_state) if x.is_floating_point()],
         )
         back = BackwardState(gradient, zeros, torch.zeros_like(data.weights))
-        back = magic.backward(folder, data, back, state, cleanup=query + 1 == problem.queries, **steps)
+        back = magic.backward(
+            folder, data, back, state, cleanup=query + 1 == problem.queries, **steps
+        )
         found.append(-back.weight_grads.detach())
     return torch.stack(found), disk
 
@@ -193,7 +249,11 @@ WAYS: dict[str, Callable[[Problem, str], Found]] = {
     "plain torch loop": plain_loop,
     "stock Trainer": stock_trainer,
     "ours, adjoint=None": ours,
-    **{f"ours, {kind.__name__}": partial(ours, adjoint=name) for name, kind in ADJOINTS.items() if kind.share},
+    **{
+        f"ours, {kind.__name__}": partial(ours, adjoint=name)
+        for name, kind in ADJOINTS.items()
+        if kind.share
+    },
     "bergson, √T checkpoints": partial(bergson, mode="sqrt"),
     "bergson, log T checkpoints": partial(bergson, mode="log"),
 }
@@ -218,7 +278,9 @@ def measure(report: Report, way: str, is_small: bool, **problem: Any) -> None:
 
 
 def cost(report: Report, scores: Callable[[Problem, str], Found], problem: Problem) -> None:
-    """CPU seconds, bytes of memory above the start, bytes on disk; and some scores of the first query, to compare."""
+    """CPU seconds, bytes of memory above the start, bytes on disk; and some scores of the first
+    query, to compare.
+    """
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         scores(replace(problem, steps=2, queries=1), folder)
@@ -231,11 +293,15 @@ def cost(report: Report, scores: Callable[[Problem, str], Found], problem: Probl
 
 
 def exactness(report: Report, scores: Callable[[Problem, str], Found], problem: Problem) -> None:
-    """The cosine with central differences, and the largest error over the largest score, in float64."""
+    """The cosine with central differences, and the largest error over the largest score, in
+    float64.
+    """
     torch.set_default_dtype(torch.float64)
     h, ones = 1e-4, torch.ones(problem.rows)
     changes = h * torch.eye(problem.rows)
-    true = torch.cat([(plain(problem, ones - x) - plain(problem, ones + x)) / (2 * h) for x in changes])
+    true = torch.cat(
+        [(plain(problem, ones - x) - plain(problem, ones + x)) / (2 * h) for x in changes]
+    )
     with tempfile.TemporaryDirectory() as folder:
         found = scores(problem, folder)[0][0].to(true)
     error = (found - true).abs().max() / true.abs().max()
@@ -245,12 +311,23 @@ def exactness(report: Report, scores: Callable[[Problem, str], Found], problem: 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures what is not in the card yet, and writes the card."""
     parser = ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES), help="by their titles")
-    parser.add_argument("--output_dir", default="model_cards/attribution_cost", help="folder of the card")
+    parser.add_argument(
+        "--tables", nargs="+", choices=TABLES, default=list(TABLES), help="by their titles"
+    )
+    parser.add_argument(
+        "--output_dir", default="model_cards/attribution_cost", help="folder of the card"
+    )
     args = parser.parse_args(argv)
-    folder, code, there = Path(args.output_dir), code_hash("attribute_cost"), find_spec("bergson") is not None
+    folder, code, there = (
+        Path(args.output_dir),
+        code_hash("attribute_cost"),
+        find_spec("bergson") is not None,
+    )
     if not there:
-        print("bergson is not installed, so it has no rows; the top of this file says how to install it")
+        print(
+            "bergson is not installed, so it has no rows; the top of this file says how to"
+            " install it"
+        )
     with ends_in_one_line("attribute_cost.py"):
         rows = read_rows(folder, FILES)
     cells = {
@@ -274,15 +351,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         "threads": 1,
     }
     text = "\n\n".join([f"# {__doc__.splitlines()[0]}", listed(facts), *parts, RULE]) + "\n"
-    save_csv([{name: x for name, x in row.items() if name != "scores"} for row in rows], folder / FILES[1])
+    save_csv(
+        [{name: x for name, x in row.items() if name != "scores"} for row in rows],
+        folder / FILES[1],
+    )
     save_text(text, folder / FILES[2])
     print(text)
 
 
 RULE = (
-    "s: CPU seconds. ×: of the first row's. MiB: the most memory above the start. disk: MiB of files after the training. cosine: with the first "
-    "scores of the table, in float32; or, in float64, with central differences of the plain loop, which trains with torch.optim.AdamW. error: "
-    "the largest, over the largest score."
+    "s: CPU seconds. ×: of the first row's. MiB: the most memory above the start. disk: MiB of"
+    " files after the training. cosine: with the first scores of the table, in float32; or, in"
+    " float64, with central differences of the plain loop, which trains with torch.optim.AdamW."
+    " error: the largest, over the largest score."
 )
 
 
@@ -293,11 +374,18 @@ def table(rows: Sequence[Facts]) -> str:
     def line(row: Facts) -> dict[str, str]:
         if row["status"] != "ok":
             return {"s": row["status"], "×": "", "MiB": "", "disk": "", "cosine": ""}
-        cosine = first is not None and row["scores"] and cosine_similarity(first, torch.tensor(row["scores"]), dim=0)
+        cosine = (
+            first is not None
+            and row["scores"]
+            and cosine_similarity(first, torch.tensor(row["scores"]), dim=0)
+        )
         return {
-            "s": f"{row['seconds']:.1f}", "×": f"{row['seconds'] / rows[0]['seconds']:.1f}", "MiB": f"{row['memory_bytes'] / 2**20:,.0f}",
-            "disk": f"{row['disk_bytes'] / 2**20:,.0f}", "cosine": f"{cosine:.6f}" if row["scores"] else "",
-        }  # fmt: skip
+            "s": f"{row['seconds']:.1f}",
+            "×": f"{row['seconds'] / rows[0]['seconds']:.1f}",
+            "MiB": f"{row['memory_bytes'] / 2**20:,.0f}",
+            "disk": f"{row['disk_bytes'] / 2**20:,.0f}",
+            "cosine": f"{cosine:.6f}" if row["scores"] else "",
+        }
 
     def exact(row: Facts) -> dict[str, str]:
         return {"cosine": f"{row['cosine']:.6f}", "error": f"{row['error']:.1e}"}

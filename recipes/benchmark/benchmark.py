@@ -1,12 +1,14 @@
-"""Measures time and memory of one meta-gradient against the number of inner steps T, with our methods and with other libraries.
+"""Measures time and memory of one meta-gradient against the number of inner steps T, with our
+methods and with other libraries.
 
     make bench                                        # all cells, about two hours; goes on where it was stopped
     python recipes/benchmark/benchmark.py --methods Tape autograd --steps 50 100
     python recipes/benchmark/benchmark.py --num_sequences 10 --sequence_length 20 --vocab_size 200 --steps 5 10 --output_dir outputs/benchmark
 
-A cell is one method at one T, in a process of its own (`harness.py`). The process warms up at T = 2, measures the peak memory of one
-meta-gradient, and then times up to three. Its gradient is compared with a reference in float64.
-"""
+A cell is one method at one T, in a process of its own (`harness.py`). The process warms up at T =
+2, measures the peak memory of one meta-gradient, and then times up to three. Its gradient is
+compared with a reference in float64.
+"""  # noqa: E501
 
 import hashlib
 import importlib.util
@@ -20,7 +22,19 @@ from pathlib import Path
 
 import harness
 import torch
-from harness import Facts, Limits, PeakMemory, Report, Timer, code_hash, complete, in_process, processor, read_rows, unfinished
+from harness import (
+    Facts,
+    Limits,
+    PeakMemory,
+    Report,
+    Timer,
+    code_hash,
+    complete,
+    in_process,
+    processor,
+    read_rows,
+    unfinished,
+)
 from methods import METHODS, PACKAGES, REFERENCE, Ours, Problem, Size
 from safetensors.torch import load_file, save_file
 
@@ -35,28 +49,63 @@ LONG_REPETITION = 20.0  # seconds; a cell that takes longer is not repeated
 REPETITIONS = 3
 WARM_UP_STEPS = 2
 FIRST = (
-    "method", "kind", "steps", "status", "note", "repetitions", "seconds", "seconds_min", "cpu_seconds", "cpu_seconds_min", "memory_bytes",
-    "relative_error", "warm_up_seconds", "G_seconds", "R_seconds", "R/G", "total/(T·G)",
-)  # fmt: skip
+    "method",
+    "kind",
+    "steps",
+    "status",
+    "note",
+    "repetitions",
+    "seconds",
+    "seconds_min",
+    "cpu_seconds",
+    "cpu_seconds_min",
+    "memory_bytes",
+    "relative_error",
+    "warm_up_seconds",
+    "G_seconds",
+    "R_seconds",
+    "R/G",
+    "total/(T·G)",
+)
 """The first columns of results.csv."""
 
 
 def arguments(argv: Sequence[str] | None) -> Namespace:
     """The cells to measure, the sizes of the problem, and the limits of the processes."""
     parser = ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="rows of the table")
-    parser.add_argument("--steps", type=int, nargs="+", default=[10, 50, 100, 200, 400], help="values of T")
+    parser.add_argument(
+        "--methods", nargs="+", choices=METHODS, default=list(METHODS), help="rows of the table"
+    )
+    parser.add_argument(
+        "--steps", type=int, nargs="+", default=[10, 50, 100, 200, 400], help="values of T"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=1, help="of each process")
-    parser.add_argument("--memory_limit", type=float, default=20.0, help="GiB of a process; with more it is 'out of memory'")
-    parser.add_argument("--time_limit", type=float, default=1800.0, help="seconds of a process; after these it is 'too slow'")
-    parser.add_argument("--output_dir", default="model_cards/benchmark", help="folder of table and plot")
+    parser.add_argument(
+        "--memory_limit",
+        type=float,
+        default=20.0,
+        help="GiB of a process; with more it is 'out of memory'",
+    )
+    parser.add_argument(
+        "--time_limit",
+        type=float,
+        default=1800.0,
+        help="seconds of a process; after these it is 'too slow'",
+    )
+    parser.add_argument(
+        "--output_dir", default="model_cards/benchmark", help="folder of table and plot"
+    )
     for size in fields(Size):
-        parser.add_argument(f"--{size.name}", type=int, default=size.default, help="see methods.Size")
+        parser.add_argument(
+            f"--{size.name}", type=int, default=size.default, help="see methods.Size"
+        )
     args = parser.parse_args(argv)
     for package in ["psutil", *(PACKAGES[name] for name in args.methods if name in PACKAGES)]:
         if importlib.util.find_spec(package) is None:
-            parser.error(f"--methods needs {package}, which is not installed: pip install farzi-hf[bench]")
+            parser.error(
+                f"--methods needs {package}, which is not installed: pip install farzi-hf[bench]"
+            )
     args.size = Size(**{size.name: getattr(args, size.name) for size in fields(Size)})
     args.limits = Limits(args.memory_limit, args.time_limit, args.threads)
     return args
@@ -69,10 +118,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ends_in_one_line("benchmark.py"):
         rows = read_rows(output, FILES)
     settings = {
-        **asdict(size), "device": args.device, "gpu": torch.cuda.get_device_name() if args.device == "cuda" else "",
-        "processor": processor(), "threads": args.threads, "memory_limit_gib": args.memory_limit, "time_limit_s": args.time_limit,
+        **asdict(size),
+        "device": args.device,
+        "gpu": torch.cuda.get_device_name() if args.device == "cuda" else "",
+        "processor": processor(),
+        "threads": args.threads,
+        "memory_limit_gib": args.memory_limit,
+        "time_limit_s": args.time_limit,
         "torch": torch.__version__,
-    }  # fmt: skip
+    }
     code = code_hash("benchmark", "methods")
 
     def run_cell(cell: Facts) -> Facts:
@@ -85,19 +139,45 @@ def main(argv: Sequence[str] | None = None) -> None:
     text = tables(rows)
     save_csv([{**dict.fromkeys(FIRST), **row} for row in rows], output / FILES[1])
     save_text(text, output / FILES[2])
-    if timed := [{**row, "per_step": row["seconds"] / row["steps"]} for row in rows if row.get("seconds")]:
-        steps = (timed, "steps", "per_step", "Inner steps T", "Milliseconds per inner step", "x", 1e3)
-        memory = (timed, "steps", "memory_bytes", "Inner steps T", "Peak memory (MB, log scale)", "xy", 1e-6)
+    if timed := [
+        {**row, "per_step": row["seconds"] / row["steps"]} for row in rows if row.get("seconds")
+    ]:
+        steps = (
+            timed,
+            "steps",
+            "per_step",
+            "Inner steps T",
+            "Milliseconds per inner step",
+            "x",
+            1e3,
+        )
+        memory = (
+            timed,
+            "steps",
+            "memory_bytes",
+            "Inner steps T",
+            "Peak memory (MB, log scale)",
+            "xy",
+            1e-6,
+        )
         plot_curves(output / FILES[3], Panel(*steps), Panel(*memory))
     print(f"{text}\nResults: {output}")
-    if failed := [f"{row['method']}, T = {row['steps']}: {row['note']}" for row in rows if unfinished(row)]:
-        sys.exit("benchmark.py: failed cells, which the next run tries again:\n" + "\n".join(failed))
+    if failed := [
+        f"{row['method']}, T = {row['steps']}: {row['note']}" for row in rows if unfinished(row)
+    ]:
+        sys.exit(
+            "benchmark.py: failed cells, which the next run tries again:\n" + "\n".join(failed)
+        )
 
 
 def order(args: Namespace) -> list[Facts]:
-    """All cells, small T first. The order of the methods differs at each T, so that a drift of the machine favours none of them."""
+    """All cells, small T first. The order of the methods differs at each T, so that a drift of the
+    machine favours none of them.
+    """
     shuffled = random.Random(0)
-    drawn = ((steps, shuffled.sample(args.methods, len(args.methods))) for steps in sorted(args.steps))
+    drawn = (
+        (steps, shuffled.sample(args.methods, len(args.methods))) for steps in sorted(args.steps)
+    )
     return [{"method": name, "steps": steps} for steps, names in drawn for name in names]
 
 
@@ -106,7 +186,7 @@ def in_order(rows: Iterable[Facts]) -> list[Facts]:
     return sorted(rows, key=lambda row: (list(METHODS).index(row["method"]), row["steps"]))
 
 
-# -- one cell --------------------------------------------------------------------------------------------------------
+# -- one cell --------------------------------------------------------------------------------------
 
 
 def reference_gradient(args: Namespace, steps: int, folder: Path, code: str) -> Path:
@@ -119,7 +199,10 @@ def reference_gradient(args: Namespace, steps: int, folder: Path, code: str) -> 
         cell = {"steps": steps, "size": asdict(args.size), "device": args.device, "path": str(new)}
         facts = in_process(save_reference, cell, args.limits)
         if facts["status"] != "ok":
-            sys.exit(f"benchmark.py: no float64 reference for T = {steps}: {facts['status']}, {facts['note']}")
+            sys.exit(
+                f"benchmark.py: no float64 reference for T = {steps}: {facts['status']},"
+                f" {facts['note']}"
+            )
         new.rename(path)
     return path
 
@@ -127,17 +210,26 @@ def reference_gradient(args: Namespace, steps: int, folder: Path, code: str) -> 
 def save_reference(report: Report, steps: int, size: Facts, device: str, path: str) -> None:
     """Saves the gradient in float64."""
     keep_freed_memory()
-    gradient = Problem.of(Size(**size), torch.float64, device).meta_gradient(METHODS[REFERENCE], steps)
+    gradient = Problem.of(Size(**size), torch.float64, device).meta_gradient(
+        METHODS[REFERENCE], steps
+    )
     save_file(dict(zip(("latents", "decoder"), gradient, strict=True)), path)
 
 
-def measure(report: Report, method: str, steps: int, size: Facts, device: str, reference: str) -> None:
-    """Reports the cost of one meta-gradient: memory, relative error, time and, for our methods, G and R. Each is reported at once.
+def measure(
+    report: Report, method: str, steps: int, size: Facts, device: str, reference: str
+) -> None:
+    """Reports the cost of one meta-gradient: memory, relative error, time and, for our methods, G
+    and R. Each is reported at once.
 
-    The first run measures memory, and its malloc returns freed memory to the system. The next runs measure time, and their malloc
-    keeps freed memory.
+    The first run measures memory, and its malloc returns freed memory to the system. The next runs
+    measure time, and their malloc keeps freed memory.
     """
-    problem, way, timer = Problem.of(Size(**size), torch.float32, device), METHODS[method], Timer(device)
+    problem, way, timer = (
+        Problem.of(Size(**size), torch.float32, device),
+        METHODS[method],
+        Timer(device),
+    )
     harness.return_freed_memory()
     _, warm_up = timer.result(lambda: problem.meta_gradient(way, WARM_UP_STEPS))
     report({"warm_up_seconds": warm_up[0]})
@@ -162,18 +254,26 @@ def measure(report: Report, method: str, steps: int, size: Facts, device: str, r
 
 def relative_error(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
     """‖found − expected‖ / ‖expected‖ over all tensors together, in float64."""
-    found, expected = (torch.cat([x.flatten().cpu().double() for x in tensors]) for tensors in (found, expected))
+    found, expected = (
+        torch.cat([x.flatten().cpu().double() for x in tensors]) for tensors in (found, expected)
+    )
     return float((found - expected).norm() / expected.norm())
 
 
-def summarised(times: Sequence[tuple[float, float]], step_times: Sequence[tuple[float, float]], steps: int) -> Facts:
-    """The columns of a cell, from the (wall, CPU) seconds of all repetitions and from the seconds of G and R."""
+def summarised(
+    times: Sequence[tuple[float, float]], step_times: Sequence[tuple[float, float]], steps: int
+) -> Facts:
+    """The columns of a cell, from the (wall, CPU) seconds of all repetitions and from the seconds
+    of G and R.
+    """
     wall, cpu = zip(*times, strict=True)
     facts = {
         "repetitions": len(times),
-        "seconds": statistics.median(wall), "seconds_min": min(wall),
-        "cpu_seconds": statistics.median(cpu), "cpu_seconds_min": min(cpu),
-    }  # fmt: skip
+        "seconds": statistics.median(wall),
+        "seconds_min": min(wall),
+        "cpu_seconds": statistics.median(cpu),
+        "cpu_seconds_min": min(cpu),
+    }
     if not step_times:
         return facts
     gradient, reverse = map(statistics.median, zip(*step_times, strict=True))
@@ -181,23 +281,37 @@ def summarised(times: Sequence[tuple[float, float]], step_times: Sequence[tuple[
     return {**facts, "G_seconds": gradient, "R_seconds": reverse, **ratios}
 
 
-# -- tables ----------------------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------
 
 
 def tables(rows: Sequence[Facts]) -> str:
-    """Markdown: first machine and problem, then time, memory and error against T, and the engine's own ratios."""
+    """Markdown: first machine and problem, then time, memory and error against T, and the engine's
+    own ratios.
+    """
     ours = [row for row in rows if row["kind"] == "ours"]
     parts = [
         ("", circumstances(rows)),
         ("Seconds of one meta-gradient", by_steps(rows, "seconds", seconds)),
         ("CPU seconds (user + system)", by_steps(rows, "cpu_seconds", seconds)),
-        ("Peak memory above that after the warm-up, MB", by_steps(rows, "memory_bytes", lambda x: f"{x / 1e6:,.0f}")),
-        ("Relative error of the gradient against float64", by_steps(rows, "relative_error", lambda x: f"{x:.0e}")),
+        (
+            "Peak memory above that after the warm-up, MB",
+            by_steps(rows, "memory_bytes", lambda x: f"{x / 1e6:,.0f}"),
+        ),
+        (
+            "Relative error of the gradient against float64",
+            by_steps(rows, "relative_error", lambda x: f"{x:.0e}"),
+        ),
     ]
     if ours:
-        parts.append(("Our seconds in units of T·G", by_steps(ours, "total/(T·G)", lambda x: f"{x:.2f}")))
-        parts.append(("One inner gradient G and one reverse step R (medians over T)", engine_table(ours)))
-    return "\n\n".join(f"**{title}**\n\n{table}" if title else table for title, table in parts) + "\n"
+        parts.append(
+            ("Our seconds in units of T·G", by_steps(ours, "total/(T·G)", lambda x: f"{x:.2f}"))
+        )
+        parts.append(
+            ("One inner gradient G and one reverse step R (medians over T)", engine_table(ours))
+        )
+    return (
+        "\n\n".join(f"**{title}**\n\n{table}" if title else table for title, table in parts) + "\n"
+    )
 
 
 def seconds(value: float) -> str:
@@ -206,41 +320,70 @@ def seconds(value: float) -> str:
 
 
 def circumstances(rows: Sequence[Facts]) -> str:
-    """The circumstances of the measurement: machine, versions, problem, and settings that all methods share."""
+    """The circumstances of the measurement: machine, versions, problem, and settings that all
+    methods share.
+    """
     last, commits = rows[-1], sorted({str(row["commit"]) for row in rows if row.get("commit")})
     return (
-        f"- {last['date']}, commit {', '.join(commits) or 'unknown'}, {last.get('gpu') or last['processor']}, "
-        f"{last['threads']} thread(s), torch {last['torch']}, float32\n"
-        f"- GPT-2 of one layer, h = {last['hidden_size']}, V = {last['vocab_size']}; summary {last['num_sequences']} × "
-        f"{last['sequence_length']}, d = {last['latent_dim']}, whole in every inner step; Adam; gradient in latents and decoder\n"
-        f"- a process per cell, limited to {last['memory_limit_gib']} GiB and {last['time_limit_s']} s; median of up to three; "
-        f"malloc for all methods: {last['malloc']}\n"
-        "- higher's Adam adds ε at another place, so it computes another gradient: its error is not a rounding error"
+        f"- {last['date']}, commit {', '.join(commits) or 'unknown'},"
+        f" {last.get('gpu') or last['processor']}, {last['threads']} thread(s), torch"
+        f" {last['torch']}, float32\n- GPT-2 of one layer, h = {last['hidden_size']}, V ="
+        f" {last['vocab_size']}; summary {last['num_sequences']} × {last['sequence_length']}, d ="
+        f" {last['latent_dim']}, whole in every inner step; Adam; gradient in latents and"
+        f" decoder\n- a process per cell, limited to {last['memory_limit_gib']} GiB and"
+        f" {last['time_limit_s']} s; median of up to three; malloc for all methods:"
+        f" {last['malloc']}\n- higher's Adam adds ε at another place, so it computes another"
+        " gradient: its error is not a rounding error"
     )
 
 
 def by_steps(rows: Sequence[Facts], column: str, shown: Callable[[float], str]) -> str:
-    """A table with a row per method and a column per T. A cell without a number holds the reason."""
+    """A table with a row per method and a column per T. A cell without a number holds
+    the reason.
+    """
     cells = {(row["method"], row["steps"]): row for row in rows}
 
     def cell(method: str, t: int) -> str:
         row = cells.get((method, t), {"status": ""})
-        return row["status"] if row["status"] != "ok" else shown(row[column]) if row.get(column) is not None else ""
+        return (
+            row["status"]
+            if row["status"] != "ok"
+            else shown(row[column])
+            if row.get(column) is not None
+            else ""
+        )
 
-    steps, methods = sorted({row["steps"] for row in rows}), dict.fromkeys(row["method"] for row in rows)
+    steps, methods = (
+        sorted({row["steps"] for row in rows}),
+        dict.fromkeys(row["method"] for row in rows),
+    )
     return markdown([{"": name, **{f"T = {t}": cell(name, t) for t in steps}} for name in methods])
 
 
 def engine_table(ours: Sequence[Facts]) -> str:
-    """A table with a row per method: G, R, their ratio, and the time of the warm-up, which includes the compilation."""
-    columns = {"G, s": ("G_seconds", 4), "R, s": ("R_seconds", 4), "R/G": ("R/G", 2), "warm-up, s": ("warm_up_seconds", 1)}
+    """A table with a row per method: G, R, their ratio, and the time of the warm-up, which includes
+    the compilation.
+    """
+    columns = {
+        "G, s": ("G_seconds", 4),
+        "R, s": ("R_seconds", 4),
+        "R/G": ("R/G", 2),
+        "warm-up, s": ("warm_up_seconds", 1),
+    }
 
     def median(method: str, column: str, digits: int) -> str:
-        values = [row[column] for row in ours if row["method"] == method and row.get(column) is not None]
+        values = [
+            row[column] for row in ours if row["method"] == method and row.get(column) is not None
+        ]
         return f"{statistics.median(values):.{digits}f}" if values else ""
 
     methods = dict.fromkeys(row["method"] for row in ours)
-    return markdown([{"": m, **{title: median(m, *column) for title, column in columns.items()}} for m in methods])
+    return markdown(
+        [
+            {"": m, **{title: median(m, *column) for title, column in columns.items()}}
+            for m in methods
+        ]
+    )
 
 
 if __name__ == "__main__":

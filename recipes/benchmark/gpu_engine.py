@@ -1,11 +1,13 @@
-"""The engine beside plain autograd and torch.utils.checkpoint, on any device, with torch alone: no transformers, no data, no network.
+"""The engine beside plain autograd and torch.utils.checkpoint, on any device, with torch alone: no
+transformers, no data, no network.
 
     python recipes/benchmark/gpu_engine.py results.jsonl --device cuda        # again and again until it says that all is measured
 
-A row of the file is a method at one T: seconds of a meta-gradient (the fastest of three), peak memory (of a GPU), and the error against
-`Tape` in float64. A row that is there is not measured again. The problem is like that of `benchmark.py`: a Transformer of one layer learns a
-summary of soft tokens, and the outer loss is the cross-entropy of fixed ids.
-"""
+A row of the file is a method at one T: seconds of a meta-gradient (the fastest of three), peak
+memory (of a GPU), and the error against `Tape` in float64. A row that is there is not measured
+again. The problem is like that of `benchmark.py`: a Transformer of one layer learns a summary of
+soft tokens, and the outer loss is the cross-entropy of fixed ids.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -24,14 +26,25 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from farzi_hf.engine import Adjoint, Checkpoint, GradientGraphs, InnerAdam, Reversible, Tape, compiled_loop, unroll
+from farzi_hf.engine import (
+    Adjoint,
+    Checkpoint,
+    GradientGraphs,
+    InnerAdam,
+    Reversible,
+    Tape,
+    compiled_loop,
+    unroll,
+)
 
 ADAM = InnerAdam(lr=0.01, eps=1e-4)
 Params = dict[str, Tensor]
 
 
 class Problem:
-    """A start, a summary (μ, ξ, d) with its decoder (d, V), and ids (b, ξ) of the outer loss, all drawn on the CPU."""
+    """A start, a summary (μ, ξ, d) with its decoder (d, V), and ids (b, ξ) of the outer loss, all
+    drawn on the CPU.
+    """
 
     def __init__(self, size: argparse.Namespace, dtype: torch.dtype) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -41,12 +54,22 @@ class Problem:
 
         h, n = size.width, size.vocabulary
         self.start = {
-            "embedding": normal(n, h), "positions": normal(size.length, h), "qkv": normal(h, 3 * h), "mix": normal(h, h),
-            "up": normal(h, 4 * h), "down": normal(4 * h, h), "head": normal(n, h),
-        }  # fmt: skip
-        self.summary = normal(size.sequences, size.length, 8, scale=0.5).requires_grad_(), normal(8, n).requires_grad_()
+            "embedding": normal(n, h),
+            "positions": normal(size.length, h),
+            "qkv": normal(h, 3 * h),
+            "mix": normal(h, h),
+            "up": normal(h, 4 * h),
+            "down": normal(4 * h, h),
+            "head": normal(n, h),
+        }
+        self.summary = (
+            normal(size.sequences, size.length, 8, scale=0.5).requires_grad_(),
+            normal(8, n).requires_grad_(),
+        )
         self.ids = torch.randint(n, (64, size.length), generator=generator).to(size.device)
-        self.later = torch.ones(size.length, size.length, device=size.device, dtype=torch.bool).triu(1)
+        self.later = torch.ones(
+            size.length, size.length, device=size.device, dtype=torch.bool
+        ).triu(1)
 
     def logits(self, p: Params, x: Tensor) -> Tensor:
         x = x + p["positions"]
@@ -60,7 +83,9 @@ class Problem:
         """Of the soft tokens, each predicted by those before."""
         latents, decoder = inputs
         q = (latents @ decoder).softmax(-1)
-        return -(q[:, 1:] * self.logits(p, q @ p["embedding"])[:, :-1].log_softmax(-1)).sum(-1).mean()
+        return (
+            -(q[:, 1:] * self.logits(p, q @ p["embedding"])[:, :-1].log_softmax(-1)).sum(-1).mean()
+        )
 
     def gradient(self, method: Method, steps: int) -> Tensor:
         """Of the outer loss in the summary, as one vector."""
@@ -92,7 +117,9 @@ def loop(recomputed: bool, problem: Problem, steps: int) -> Params:
             w = w if graph else [x.detach().requires_grad_() for x in w]
             loss = problem.loss(dict(zip(names, w, strict=True)), (latents, decoder))
             g = torch.autograd.grad(loss, w, create_graph=graph)
-        each = [ADAM.step(s, d, t, ADAM.lr) for s, d in zip(zip(w, m, v, strict=True), g, strict=True)]
+        each = [
+            ADAM.step(s, d, t, ADAM.lr) for s, d in zip(zip(w, m, v, strict=True), g, strict=True)
+        ]
         return tuple(x for part in zip(*each, strict=True) for x in part)
 
     w = [x.clone().requires_grad_() for x in problem.start.values()]
@@ -104,11 +131,18 @@ def loop(recomputed: bool, problem: Problem, steps: int) -> Params:
 
 
 METHODS: dict[str, Method] = {
-    "autograd": partial(loop, False), "torch.utils.checkpoint": partial(loop, True),
-    **{type(a).__name__: partial(ours, a, False) for a in (GradientGraphs(), Tape(), Checkpoint(), Reversible())},
+    "autograd": partial(loop, False),
+    "torch.utils.checkpoint": partial(loop, True),
+    **{
+        type(a).__name__: partial(ours, a, False)
+        for a in (GradientGraphs(), Tape(), Checkpoint(), Reversible())
+    },
     **{f"{type(a).__name__}, compiled": partial(ours, a, True) for a in (Tape(), Reversible())},
-    **{f"{type(a).__name__}, captured": partial(ours, a, "reduce-overhead") for a in (Tape(), Reversible())},
-}  # fmt: skip
+    **{
+        f"{type(a).__name__}, captured": partial(ours, a, "reduce-overhead")
+        for a in (Tape(), Reversible())
+    },
+}
 
 
 def measured(method: Method, size: argparse.Namespace, steps: int) -> dict[str, float]:
@@ -133,32 +167,56 @@ def measured(method: Method, size: argparse.Namespace, steps: int) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("results", type=Path, help="file of rows, which is added to")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--steps", type=int, nargs="+", default=[50, 100, 400], help="values of T")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--minutes", type=float, default=7.0, help="no row is begun later than this")
+    parser.add_argument(
+        "--minutes", type=float, default=7.0, help="no row is begun later than this"
+    )
     for name, default in (("sequences", 50), ("length", 50), ("vocabulary", 2000), ("width", 32)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     until = time.monotonic() + 60 * args.minutes
-    rows = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.exists() else []
+    rows = (
+        [json.loads(line) for line in args.results.read_text().splitlines()]
+        if args.results.exists()
+        else []
+    )
     where = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
     sizes = {name: getattr(args, name) for name in ("sequences", "length", "vocabulary", "width")}
     for steps in args.steps:
         for name in args.methods:
-            key = {"method": name, "steps": steps, "device": where, "torch": torch.__version__, **sizes}
+            key = {
+                "method": name,
+                "steps": steps,
+                "device": where,
+                "torch": torch.__version__,
+                **sizes,
+            }
             if any(key.items() <= row.items() for row in rows):
                 continue
             if time.monotonic() > until:
                 sys.exit("gpu_engine.py: not all is measured yet, call it again")
             try:
                 row = measured(METHODS[name], args, steps)
-            except (RuntimeError, torch.OutOfMemoryError) as error:  # out of memory, or not compiled: a row, too
-                row = {"failed": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"}
+            except (
+                RuntimeError,
+                torch.OutOfMemoryError,
+            ) as error:  # out of memory, or not compiled: a row, too
+                row = {
+                    "failed": (
+                        f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
+                    )
+                }
             if "captured" in name:
-                row["graphs_left_out"] = len(compiled_loop._FAILED) + torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
+                row["graphs_left_out"] = (
+                    len(compiled_loop._FAILED)
+                    + torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
+                )
             with args.results.open("a") as file:
                 print(json.dumps({**key, **row}), file=file, flush=True)
             print(name, steps, row, flush=True)

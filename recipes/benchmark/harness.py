@@ -1,7 +1,9 @@
-"""The harness of the benchmarks: each cell is measured in a process of its own, under limits, and its row is kept.
+"""The harness of the benchmarks: each cell is measured in a process of its own, under limits, and
+its row is kept.
 
-A cell is a dict of settings. A benchmark has a function `measure(report, **cell)`, which calls `report(facts)` as soon as it knows something.
-`in_process` runs it in a fresh interpreter; `complete` does so for all cells of a table that have no row yet.
+A cell is a dict of settings. A benchmark has a function `measure(report, **cell)`, which calls
+`report(facts)` as soon as it knows something. `in_process` runs it in a fresh interpreter;
+`complete` does so for all cells of a table that have no row yet.
 """
 
 import ctypes
@@ -37,22 +39,27 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _POLL = 0.05  # seconds between two looks at a process
 _RESERVE = 1 << 30  # bytes that the machine keeps free
-# Usual bytes of the system and this program. If they hold more, the lack of memory is not the method's fault.
+# Usual bytes of the system and this program. If they hold more, the lack of memory is not the
+# method's fault.
 _OTHERS = 3 << 30
 
 Facts = dict[str, Any]
 Report = Callable[[Facts], None]
 
-# -- inside the process of a cell ------------------------------------------------------------------------------------
+# -- inside the process of a cell ------------------------------------------------------------------
 
 
 def return_freed_memory() -> None:
-    """The opposite of `keep_freed_memory`, and slower: the memory in use then equals that of the present tensors, without holes in the heap."""
+    """The opposite of `keep_freed_memory`, and slower: the memory in use then equals that of the
+    present tensors, without holes in the heap.
+    """
     keep_freed_memory(1 << 20, 1 << 20)
 
 
 def end_with_parent() -> None:
-    """Asks Linux to end this process when its parent process has ended, and to end it first when memory runs out."""
+    """Asks Linux to end this process when its parent process has ended, and to end it first when
+    memory runs out.
+    """
     if platform.system() == "Linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     with suppress(OSError):
@@ -80,8 +87,9 @@ class Timer:
 class PeakMemory:
     """The peak of the bytes in use since this object was made, minus the bytes in use at that time.
 
-    On a CPU, these are pages of the process. The heap must first return its free memory to the system: free memory that a warm-up
-    has left would hide a part of the peak. This works on Linux only; elsewhere `read` returns None.
+    On a CPU, these are pages of the process. The heap must first return its free memory to the
+    system: free memory that a warm-up has left would hide a part of the peak. This works on Linux
+    only; elsewhere `read` returns None.
     """
 
     def __init__(self, device: str = "cpu"):
@@ -115,12 +123,14 @@ def _status(field: str) -> int | None:
     return None
 
 
-# -- outside ---------------------------------------------------------------------------------------------------------
+# -- outside ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a process: GiB of resident memory, seconds, and threads. A process is also stopped before the machine runs out of memory."""
+    """Limits of a process: GiB of resident memory, seconds, and threads. A process is also stopped
+    before the machine runs out of memory.
+    """
 
     memory: float
     seconds: float
@@ -132,23 +142,36 @@ def in_process(measure: Callable[..., None], cell: Facts, limits: Limits) -> Fac
     path = Path(inspect.getfile(measure))
     folders = (REPOSITORY, path.parent, Path(__file__).parent)
     variables = {
-        **os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": str(limits.threads), "HF_HUB_OFFLINE": "1",
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, folders)),
+        "OMP_NUM_THREADS": str(limits.threads),
+        "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
-    }  # fmt: skip
-    command = [sys.executable, __file__, path.stem, measure.__name__, json.dumps(cell), str(limits.threads)]
+    }
+    command = [
+        sys.executable,
+        __file__,
+        path.stem,
+        measure.__name__,
+        json.dumps(cell),
+        str(limits.threads),
+    ]
     return run_limited(command, variables, limits)
 
 
 def run_limited(command: Sequence[str], environment: Mapping[str, str], limits: Limits) -> Facts:
-    """Runs a process under limits: its reports, lines of JSON that it appends to the file that its last argument names, and how it ended: `status`
-    ("ok", "out of memory", "too slow" or "failed") and a `note`.
+    """Runs a process under limits: its reports, lines of JSON that it appends to the file that its
+    last argument names, and how it ended: `status` ("ok", "out of memory", "too slow" or "failed")
+    and a `note`.
     """
     with tempfile.TemporaryDirectory() as folder:
         reported, errors = Path(folder, "report"), Path(folder, "errors")
         reported.touch()
         with errors.open("w") as stderr:
             streams = {"stdout": subprocess.DEVNULL, "stderr": stderr}
-            process = subprocess.Popen([*command, str(reported)], env=environment, start_new_session=True, **streams)
+            process = subprocess.Popen(
+                [*command, str(reported)], env=environment, start_new_session=True, **streams
+            )
             try:
                 status, note = _watch(process, limits)
             finally:
@@ -158,7 +181,11 @@ def run_limited(command: Sequence[str], environment: Mapping[str, str], limits: 
         lines = [line for line in errors.read_text(errors="replace").splitlines() if line.strip()]
         if status == "failed" and not note:  # it ended by itself
             note = lines[-1] if lines else f"exit status {process.returncode}"
-            if "out of memory" in note or "not enough memory" in note or note.startswith("MemoryError"):
+            if (
+                "out of memory" in note
+                or "not enough memory" in note
+                or note.startswith("MemoryError")
+            ):
                 status = "out of memory"
         facts: Facts = {}
         for line in reported.read_text().splitlines():
@@ -167,7 +194,9 @@ def run_limited(command: Sequence[str], environment: Mapping[str, str], limits: 
 
 
 def _watch(process: subprocess.Popen, limits: Limits) -> tuple[str, str]:
-    """Waits for the process, and ends it if it exceeds a limit. Returns its status, and a note if it was ended."""
+    """Waits for the process, and ends it if it exceeds a limit. Returns its status, and a note if
+    it was ended.
+    """
     import psutil  # part of the extra "bench"; the caller reports its absence
 
     watched, start, largest = psutil.Process(process.pid), time.monotonic(), 0
@@ -180,7 +209,10 @@ def _watch(process: subprocess.Popen, limits: Limits) -> tuple[str, str]:
         memory = psutil.virtual_memory()
         if memory.available < _RESERVE:
             others = memory.total - memory.available - largest
-            note = f"stopped at {gibibytes}, as nothing was left beside {others / 2**30:.1f} GiB of others"
+            note = (
+                f"stopped at {gibibytes}, as nothing was left beside {others / 2**30:.1f} GiB of"
+                " others"
+            )
             return "out of memory" if others < _OTHERS else "failed", note
         if time.monotonic() - start > limits.seconds:
             return "too slow", f"stopped after {limits.seconds:,.0f} s"
@@ -190,7 +222,7 @@ def _watch(process: subprocess.Popen, limits: Limits) -> tuple[str, str]:
     return ("ok" if process.returncode == 0 else "failed"), ""
 
 
-# -- the rows of a table ---------------------------------------------------------------------------------------------
+# -- the rows of a table ---------------------------------------------------------------------------
 
 
 def unfinished(facts: Mapping[str, Any]) -> bool:
@@ -199,22 +231,32 @@ def unfinished(facts: Mapping[str, Any]) -> bool:
 
 
 def read_rows(folder: Path, files: Sequence[str]) -> list[Facts]:
-    """The rows of earlier runs in the first of `files`, which `complete` writes. Raises ValueError if no benchmark has written those that exist."""
+    """The rows of earlier runs in the first of `files`, which `complete` writes. Raises ValueError
+    if no benchmark has written those that exist.
+    """
     rows: Any = []
     with suppress(OSError, ValueError):
         rows = numbers_of(json.loads((folder / files[0]).read_text(encoding="utf-8")))
-    ours = isinstance(rows, list) and all(isinstance(row, dict) and row.keys() >= {"status", "code"} for row in rows)
+    ours = isinstance(rows, list) and all(
+        isinstance(row, dict) and row.keys() >= {"status", "code"} for row in rows
+    )
     check_files(folder, files, ours and bool(rows))
     return rows
 
 
 def complete(
-    path: Path, rows: Sequence[Facts], cells: Sequence[Facts], run: Callable[[Facts], Facts], settings: Facts, code: str
+    path: Path,
+    rows: Sequence[Facts],
+    cells: Sequence[Facts],
+    run: Callable[[Facts], Facts],
+    settings: Facts,
+    code: str,
 ) -> list[Facts]:
-    """The rows with these settings, after `run(cell)` has measured the cells that have none. Each new row is saved at once.
+    """The rows with these settings, after `run(cell)` has measured the cells that have none. Each
+    new row is saved at once.
 
-    A cell is measured again if it failed, or if the code has changed since. Rows of cells that are not asked for stay, and so do rows with
-    other settings in the file, which are not returned.
+    A cell is measured again if it failed, or if the code has changed since. Rows of cells that are
+    not asked for stay, and so do rows with other settings in the file, which are not returned.
 
     Args:
         path: the JSON file of all rows.
@@ -228,7 +270,11 @@ def complete(
 
     others = [row for row in rows if not settings.items() <= row.items()]
     known = {key(row): row for row in rows if row not in others}
-    missing = [cell for cell in cells if known.get(key(cell), {}).get("code") != code or unfinished(known[key(cell)])]
+    missing = [
+        cell
+        for cell in cells
+        if known.get(key(cell), {}).get("code") != code or unfinished(known[key(cell)])
+    ]
     for cell in (bar := tqdm(missing)):
         bar.set_description(", ".join(f"{name} {value}" for name, value in cell.items()))
         known[key(cell)] = {**cell, **run(cell), **settings, **environment(), "code": code}
@@ -238,7 +284,9 @@ def complete(
 
 def environment() -> dict[str, str]:
     """Facts about the software, for a table."""
-    facts = {"malloc": "timed with freed memory kept" if platform.libc_ver()[0] == "glibc" else "default"}
+    facts = {
+        "malloc": "timed with freed memory kept" if platform.libc_ver()[0] == "glibc" else "default"
+    }
     facts |= {"python": platform.python_version()}
     for package in ("transformers", "higher", "torchopt"):
         with suppress(PackageNotFoundError):
@@ -256,9 +304,14 @@ def processor() -> str:
 
 
 def code_hash(*names: str) -> str:
-    """A hash of the package and of the scripts `names`. In contrast to the commit, it sees uncommitted changes and ignores all other files."""
+    """A hash of the package and of the scripts `names`. In contrast to the commit, it sees
+    uncommitted changes and ignores all other files.
+    """
     package = REPOSITORY / "farzi_hf"
-    files = {*package.rglob("*.py"), *(Path(__file__).with_name(f"{name}.py") for name in ("harness", *names))}
+    files = {
+        *package.rglob("*.py"),
+        *(Path(__file__).with_name(f"{name}.py") for name in ("harness", *names)),
+    }
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()[:12]
 
 

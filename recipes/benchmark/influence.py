@@ -1,4 +1,6 @@
-"""The trainings whose sequences `attribution.py` scores: settings, data, and results that are kept."""
+"""The trainings whose sequences `attribution.py` scores: settings, data, and results
+that are kept.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,29 @@ from farzi_hf.tasks import Recommendation
 CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "tables"
 CARDS = Path(__file__).resolve().parents[2] / "model_cards"
 DATASETS = ("ptb", "ml-100k", "sample", "sample_interactions")
-EXACT, TRACIN, COSINE, RANDOM = "exact influence", "TracIn, 3 checkpoints", "gradient cosine", "random"
+EXACT, TRACIN, COSINE, RANDOM = (
+    "exact influence",
+    "TracIn, 3 checkpoints",
+    "gradient cosine",
+    "random",
+)
 TRAK_MODELS = 3
 TRAK = f"TRAK, {TRAK_MODELS} models"
 RESAMPLES = 1000
 RULE = "Intervals are the middle 95 % over resampled retrainings; all seeds are averaged."
 WAYS = (
-    "ordinary loop", "training alone", "autograd", "torch.utils.checkpoint", "Tape", "Checkpoint", "Reversible", "training alone, compiled",
-    "Tape, compiled", "Checkpoint, compiled", "Reversible, compiled",
-)  # fmt: skip
+    "ordinary loop",
+    "training alone",
+    "autograd",
+    "torch.utils.checkpoint",
+    "Tape",
+    "Checkpoint",
+    "Reversible",
+    "training alone, compiled",
+    "Tape, compiled",
+    "Checkpoint, compiled",
+    "Reversible, compiled",
+)
 
 
 def say(text: str) -> None:
@@ -50,18 +66,29 @@ class AttributionArguments:
     num_train: int = setting(1000, "training sequences; all, if there are fewer")
     num_test: int = setting(200, "test sequences; their mean loss is explained")
     shortest: int = setting(5, "leave out sequences with fewer ids")
-    longest: int = setting(20, "ids of a sequence: sentences lose their ends, histories their beginnings")
+    longest: int = setting(
+        20, "ids of a sequence: sentences lose their ends, histories their beginnings"
+    )
     batch_size: int = setting(4, "sequences per step")
-    steps: list[int] = field(default_factory=lambda: [100, 300, 1000], metadata={"help": "values of T"})
+    steps: list[int] = field(
+        default_factory=lambda: [100, 300, 1000], metadata={"help": "values of T"}
+    )
     inner_optimizer: str = setting("adam", "adam | sgd")
     learning_rate: float = setting(0.01, "at the start; it falls to 0 as a cosine")
     epsilon: float = setting(0.01, "of Adam; a large one makes training smooth")
     momentum: float = setting(0.9, "of SGD, and the first beta of Adam")
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "of start, minibatches and retrainings"})
+    seeds: list[int] = field(
+        default_factory=lambda: [0, 1, 2],
+        metadata={"help": "of start, minibatches and retrainings"},
+    )
     retrainings: int = setting(100, "per seed and T")
     left_out: float = setting(0.05, "share of the sequences that a retraining leaves out")
-    cost_steps: list[int] = field(default_factory=lambda: [100, 1000, 5000], metadata={"help": "T of time and memory"})
-    ways: list[str] = field(default_factory=lambda: list(WAYS), metadata={"help": "that are measured"})
+    cost_steps: list[int] = field(
+        default_factory=lambda: [100, 1000, 5000], metadata={"help": "T of time and memory"}
+    )
+    ways: list[str] = field(
+        default_factory=lambda: list(WAYS), metadata={"help": "that are measured"}
+    )
     memory_limit: float = setting(2.0, "GiB of a process that is measured")
     time_limit: float = setting(900.0, "seconds of a process that is measured")
     output_dir: str = setting("outputs/attribution", "folder of what is kept")
@@ -69,21 +96,29 @@ class AttributionArguments:
 
     def __post_init__(self) -> None:
         if self.inner_optimizer not in ("adam", "sgd"):
-            raise ValueError(f"inner_optimizer={self.inner_optimizer!r} is unknown; choose from adam, sgd")
+            raise ValueError(
+                f"inner_optimizer={self.inner_optimizer!r} is unknown; choose from adam, sgd"
+            )
         for name, least in (("steps", 1), ("seeds", 0), ("cost_steps", 1)):
             check_different(name, getattr(self, name), least)
         check_different("ways", self.ways)
         for name in self.ways:
             if name not in WAYS:
-                raise ValueError(f"ways: {name!r} is unknown; choose from {', '.join(map(repr, WAYS))}")
+                raise ValueError(
+                    f"ways: {name!r} is unknown; choose from {', '.join(map(repr, WAYS))}"
+                )
         if self.retrainings < 3 or not 0 < self.left_out < 1:
             raise ValueError(
-                f"retrainings={self.retrainings} and left_out={self.left_out} give no correlation: at least 3, and a share between 0 and 1"
+                f"retrainings={self.retrainings} and left_out={self.left_out} give no correlation:"
+                " at least 3, and a share between 0 and 1"
             )
 
     def optimizer(self, steps: int) -> InnerOptimizer:
         """The optimizer of a training of T steps, with a rate that falls to 0 as a cosine."""
-        kind, common = OPTIMIZERS[self.inner_optimizer], {"lr": self.learning_rate, "lr_schedule": Cosine(steps)}
+        kind, common = (
+            OPTIMIZERS[self.inner_optimizer],
+            {"lr": self.learning_rate, "lr_schedule": Cosine(steps)},
+        )
         if self.inner_optimizer == "sgd":
             return kind(momentum=self.momentum, **common)
         return kind(betas=(self.momentum, 0.999), eps=self.epsilon, **common)
@@ -105,7 +140,9 @@ def parse(argv: Sequence[str] | None) -> tuple[str, TaskData, AttributionArgumen
     parser.add_argument("--dataset", choices=DATASETS, default="sample")
     known, rest = parser.parse_known_args(argv)
     name = f"attribution_{known.dataset}"
-    run, args = parse_arguments((RunSettings, AttributionArguments), CONFIGS / f"{name}_quick.yaml", rest)
+    run, args = parse_arguments(
+        (RunSettings, AttributionArguments), CONFIGS / f"{name}_quick.yaml", rest
+    )
     return known.dataset, run.load(), args, Path(args.card_dir or CARDS / name)
 
 
@@ -137,16 +174,22 @@ class AttributionProblem:
         ids, args = self.train_ids, self.args
         batches = minibatches(len(ids), args.batch_size, steps, seed)
         if batches is None:
-            raise ValueError(f"batch_size={args.batch_size} takes all {len(ids)} sequences: give a smaller one")
+            raise ValueError(
+                f"batch_size={args.batch_size} takes all {len(ids)} sequences: give a smaller one"
+            )
         start = self.learner.initial_parameters(seed)
-        return WeightedTraining(self.learner, self.collated(ids), batches, args.optimizer(steps), start)
+        return WeightedTraining(
+            self.learner, self.collated(ids), batches, args.optimizer(steps), start
+        )
 
     def left_out(self, seed: int) -> Tensor:
         """(K, n): the training sequences that each retraining leaves out."""
         n = len(self.train_ids)
         found = torch.zeros(self.args.retrainings, n, dtype=torch.bool)
         for k in range(len(found)):
-            chosen = stream(seed, Purpose.LEFT_OUT, k).permutation(n)[: max(1, round(self.args.left_out * n))]
+            chosen = stream(seed, Purpose.LEFT_OUT, k).permutation(n)[
+                : max(1, round(self.args.left_out * n))
+            ]
             found[k, torch.from_numpy(chosen)] = True
         return found
 
@@ -156,7 +199,9 @@ class AttributionProblem:
         return {
             TRACIN: gradient_products(training, self.test, checkpoints),
             COSINE: gradient_cosines(training, self.test, checkpoints[-1]),
-            RANDOM: torch.from_numpy(stream(seed, Purpose.RANDOM_SCORES).normal(size=training.num_rows)),
+            RANDOM: torch.from_numpy(
+                stream(seed, Purpose.RANDOM_SCORES).normal(size=training.num_rows)
+            ),
         }
 
     def by_trak(self, seed: int, steps: int) -> dict[str, list[float]]:
@@ -167,7 +212,13 @@ class AttributionProblem:
         models = [self.training(s, steps).train() for s in seeds]
         return {TRAK: trak_scores(self.training(seed, steps), self.test, models).mean(0).tolist()}
 
-    def kept(self, name: str, make: Callable[[], Any], *uses: str, unless: Callable[[Any], bool] | None = None) -> Any:
+    def kept(
+        self,
+        name: str,
+        make: Callable[[], Any],
+        *uses: str,
+        unless: Callable[[Any], bool] | None = None,
+    ) -> Any:
         """What `make` returns, from a file if an earlier run with the same settings has made it.
 
         Args:
@@ -180,22 +231,40 @@ class AttributionProblem:
 
     def _drawn(self, split: str, count: int) -> list[list[int]]:
         """Random sequences of a split, each cut to `longest` ids."""
-        ends = slice(-self.args.longest, None) if isinstance(self.task, Recommendation) else slice(self.args.longest)
-        rows = [row for row in self.data.splits(0)[split][:]["input_ids"] if len(row) >= self.args.shortest]
-        chosen = stream(derive(0, Purpose.SUBSET), Purpose.SUBSET, len(split)).permutation(len(rows))[:count]
+        ends = (
+            slice(-self.args.longest, None)
+            if isinstance(self.task, Recommendation)
+            else slice(self.args.longest)
+        )
+        rows = [
+            row
+            for row in self.data.splits(0)[split][:]["input_ids"]
+            if len(row) >= self.args.shortest
+        ]
+        chosen = stream(derive(0, Purpose.SUBSET), Purpose.SUBSET, len(split)).permutation(
+            len(rows)
+        )[:count]
         return [rows[i][ends] for i in chosen]
 
 
-def resampled(left_out: torch.Tensor, scores: Sequence[float], losses: Sequence[float]) -> np.ndarray:
-    """(1 + resamples,): the rank correlation of predicted and true losses, first over all retrainings, then over resampled ones."""
+def resampled(
+    left_out: torch.Tensor, scores: Sequence[float], losses: Sequence[float]
+) -> np.ndarray:
+    """(1 + resamples,): the rank correlation of predicted and true losses, first over all
+    retrainings, then over resampled ones.
+    """
     generator, count = stream(0, Purpose.BOOTSTRAP), len(losses)
-    chosen = np.stack([np.arange(count), *(generator.integers(count, size=count) for _ in range(RESAMPLES))])
+    chosen = np.stack(
+        [np.arange(count), *(generator.integers(count, size=count) for _ in range(RESAMPLES))]
+    )
     predicted, true = (left_out.double() @ torch.tensor(scores).double()).numpy(), np.array(losses)
     return spearman(predicted[chosen], true[chosen])
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Spearman's correlation of lists of numbers (…, n): that of their ranks, where equal numbers share the mean of theirs."""
+    """Spearman's correlation of lists of numbers (…, n): that of their ranks, where equal numbers
+    share the mean of theirs.
+    """
 
     def ranks(values: np.ndarray) -> np.ndarray:
         one, other = values[..., None], values[..., None, :]
@@ -207,5 +276,13 @@ def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 _COMMON = (
-    "num_train", "num_test", "shortest", "longest", "batch_size", "inner_optimizer", "learning_rate", "epsilon", "momentum",
-)  # fmt: skip
+    "num_train",
+    "num_test",
+    "shortest",
+    "longest",
+    "batch_size",
+    "inner_optimizer",
+    "learning_rate",
+    "epsilon",
+    "momentum",
+)

@@ -1,6 +1,8 @@
-"""Time and memory of the influence of all training sequences, for each way to differentiate: a process per way and T.
+"""Time and memory of the influence of all training sequences, for each way to differentiate: a
+process per way and T.
 
-`attribution.py` calls `measured`. A process that needs more memory or time than it may have is stopped, and its row says so.
+`attribution.py` calls `measured`. A process that needs more memory or time than it may have is
+stopped, and its row says so.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from farzi_hf.attribution import WeightedTraining, influence
 from farzi_hf.engine import Adjoint, Checkpoint, Direct, InnerAdam, Reversible, Tape
 
 WARM_UP = 3
-"""Steps of the training before the one that is measured. Then compiled code is there for any number of steps."""
+"""Steps of the training before the one that is measured. Then compiled code is there for any number
+of steps.
+"""
 
 Method = Callable[[WeightedTraining, dict[str, Tensor]], Tensor]
 
@@ -31,14 +35,18 @@ def plain_training(training: WeightedTraining, test: dict[str, Tensor]) -> Tenso
 
 
 def ordinary_loop(training: WeightedTraining, test: dict[str, Tensor]) -> Tensor:
-    """The same training as a user of PyTorch writes it: the model's own loss, an optimizer of `torch.optim`, a schedule."""
+    """The same training as a user of PyTorch writes it: the model's own loss, an optimizer of
+    `torch.optim`, a schedule.
+    """
     model, ours = copy.deepcopy(training.learner.model), training.optimizer
     model.load_state_dict(training.start, strict=False)
     if isinstance(ours, InnerAdam):
         optimizer = torch.optim.Adam(model.parameters(), ours.lr, ours.betas, ours.eps)
     else:
         optimizer = torch.optim.SGD(model.parameters(), ours.lr, ours.momentum)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda taken: ours.lr_schedule(taken + 1))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda taken: ours.lr_schedule(taken + 1)
+    )
     for chosen in training.batches:
         optimizer.zero_grad()
         model(**training.minibatch(chosen)).loss.backward()
@@ -68,8 +76,14 @@ def step_checkpoint(training: WeightedTraining, test: dict[str, Tensor]) -> Tens
     def step(t: int, w: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         recomputing = torch.is_grad_enabled()
         with torch.enable_grad():
-            x = state[0] if recomputing and state[0].requires_grad else state[0].detach().requires_grad_()
-            g = torch.autograd.grad(training.loss(params_of(x), (w,), t), x, create_graph=recomputing)[0]
+            x = (
+                state[0]
+                if recomputing and state[0].requires_grad
+                else state[0].detach().requires_grad_()
+            )
+            g = torch.autograd.grad(
+                training.loss(params_of(x), (w,), t), x, create_graph=recomputing
+            )[0]
         return optimizer.step((x, *state[1:]), g, t, optimizer.rate(t))
 
     state = (flat.requires_grad_(), *(torch.zeros_like(flat) for _ in range(optimizer.fields - 1)))
@@ -96,7 +110,9 @@ METHODS: dict[str, Method] = {
 
 
 def measured(problem: AttributionProblem, argv: list[str]) -> list[Facts]:
-    """A row per way and T: `status`, and where it is "ok" the CPU seconds and the peak of memory. Kept results are not measured again."""
+    """A row per way and T: `status`, and where it is "ok" the CPU seconds and the peak of memory.
+    Kept results are not measured again.
+    """
     args, rows = problem.args, []
     limits = Limits(args.memory_limit, args.time_limit)
     for steps in sorted(args.cost_steps):
@@ -104,7 +120,9 @@ def measured(problem: AttributionProblem, argv: list[str]) -> list[Facts]:
             slug = method.replace(",", "").replace(" ", "-").lower()
             cell = {"argv": argv, "method": method, "steps": steps}
             run = lambda cell=cell: in_process(measure, cell, limits)  # noqa: E731
-            facts = problem.kept(f"cost/{slug}-T-{steps}", run, "memory_limit", "time_limit", unless=unfinished)
+            facts = problem.kept(
+                f"cost/{slug}-T-{steps}", run, "memory_limit", "time_limit", unless=unfinished
+            )
             rows.append({"method": method, "steps": steps, **facts})
             say(f"{method}, T = {steps}: {facts}")
     return rows

@@ -1,12 +1,14 @@
-"""Measures time and memory of an inner step against the size of the vocabulary and the length of the sequences.
+"""Measures time and memory of an inner step against the size of the vocabulary and the length of
+the sequences.
 
     python recipes/benchmark/scaling.py                      # all cells, about an hour; goes on where it was stopped
     python recipes/benchmark/scaling.py --vocabularies 2000 --lengths 20 50 --output_dir outputs/scaling
 
-A cell is one meta-gradient through T = 4 steps of a GPT-2 of one layer, on a summary of ten sequences with ids as inputs and labels of
-their own, with `Tape`. "ours" has the loss of `Learner`, which never holds logits or labels of all positions. "textbook" has the
-formula on the logits of the model, differentiated by autograd; all else is the same. Each cell has its own process. The estimate is what
-`unroll` chooses an adjoint by.
+A cell is one meta-gradient through T = 4 steps of a GPT-2 of one layer, on a summary of ten
+sequences with ids as inputs and labels of their own, with `Tape`. "ours" has the loss of `Learner`,
+which never holds logits or labels of all positions. "textbook" has the formula on the logits of the
+model, differentiated by autograd; all else is the same. Each cell has its own process. The estimate
+is what `unroll` chooses an adjoint by.
 """
 
 import sys
@@ -17,7 +19,18 @@ from pathlib import Path
 
 import harness
 import torch
-from harness import Facts, Limits, PeakMemory, Report, Timer, code_hash, complete, in_process, processor, read_rows
+from harness import (
+    Facts,
+    Limits,
+    PeakMemory,
+    Report,
+    Timer,
+    code_hash,
+    complete,
+    in_process,
+    processor,
+    read_rows,
+)
 from methods import Size, learner_config
 from torch import Tensor
 
@@ -35,8 +48,17 @@ from curves import Panel, plot_curves
 
 FILES = ("results.json", "results.csv", "table.md", "scaling.png")
 COLUMNS = (
-    "loss", "vocabulary", "length", "status", "seconds", "memory_bytes", "estimated_bytes", "note", "commit", "code",
-)  # fmt: skip
+    "loss",
+    "vocabulary",
+    "length",
+    "status",
+    "seconds",
+    "memory_bytes",
+    "estimated_bytes",
+    "note",
+    "commit",
+    "code",
+)
 STEPS, SEQUENCES, WIDTH, BATCH = 4, 10, 32, 8
 
 
@@ -52,13 +74,18 @@ def textbook(learner: Learner, params: Parameters, tensors: Mapping[str, Tensor]
     return -(targets.probabilities() * z.log_softmax(-1)).sum() / ids.numel()
 
 
-LOSSES: dict[str, Callable[[Learner, Parameters, Mapping[str, Tensor]], Tensor]] = {"ours": ours, "textbook": textbook}
+LOSSES: dict[str, Callable[[Learner, Parameters, Mapping[str, Tensor]], Tensor]] = {
+    "ours": ours,
+    "textbook": textbook,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures the cells, and writes the table and the figure."""
     parser = ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--vocabularies", type=int, nargs="+", default=[2_000, 10_000, 24_000, 50_000])
+    parser.add_argument(
+        "--vocabularies", type=int, nargs="+", default=[2_000, 10_000, 24_000, 50_000]
+    )
     parser.add_argument("--lengths", type=int, nargs="+", default=[20, 50, 256, 1024])
     parser.add_argument("--memory_limit", type=float, default=16.0, help="GiB of a process")
     parser.add_argument("--time_limit", type=float, default=600.0, help="seconds of a process")
@@ -67,18 +94,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     output = Path(args.output_dir)
     with ends_in_one_line("scaling.py"):
         rows = read_rows(output, FILES)
-    settings = {"processor": processor(), "memory_limit": args.memory_limit, "time_limit": args.time_limit}
+    settings = {
+        "processor": processor(),
+        "memory_limit": args.memory_limit,
+        "time_limit": args.time_limit,
+    }
     limits = Limits(args.memory_limit, args.time_limit)
     asked = product(args.vocabularies, args.lengths, LOSSES)
     cells = [{"loss": loss, "vocabulary": size, "length": length} for size, length, loss in asked]
     run_cell = lambda cell: in_process(measure, cell, limits)  # noqa: E731
-    rows = complete(output / FILES[0], rows, cells, run_cell, settings, code_hash("scaling", "methods"))
+    rows = complete(
+        output / FILES[0], rows, cells, run_cell, settings, code_hash("scaling", "methods")
+    )
     write(sorted(rows, key=lambda row: (row["vocabulary"], row["length"], row["loss"])), output)
 
 
 def measure(report: Report, loss: str, vocabulary: int, length: int) -> None:
-    """First peak memory, then seconds of the processor, which other work on the machine changes little."""
-    learner = Learner(learner_config(Size(vocab_size=vocabulary, sequence_length=length, hidden_size=WIDTH)))
+    """First peak memory, then seconds of the processor, which other work on the machine changes
+    little.
+    """
+    learner = Learner(
+        learner_config(Size(vocab_size=vocabulary, sequence_length=length, hidden_size=WIDTH))
+    )
     torch.manual_seed(0)
     form = {"inputs": "tokens", "labels": "own", "label_dim": WIDTH}
     farzi = FarziData(FarziDataConfig(SEQUENCES, length, 1, vocabulary, **form))
@@ -89,7 +126,14 @@ def measure(report: Report, loss: str, vocabulary: int, length: int) -> None:
         return LOSSES[loss](learner, params, dict(zip(names, tensors, strict=True)))
 
     def meta_gradient(steps: int) -> None:
-        theta = unroll(inner_loss, start, inputs, optimizer=InnerAdam(0.02, eps=1e-4), steps=steps, adjoint=Tape())
+        theta = unroll(
+            inner_loss,
+            start,
+            inputs,
+            optimizer=InnerAdam(0.02, eps=1e-4),
+            steps=steps,
+            adjoint=Tape(),
+        )
         learner.hard_loss(theta, {"input_ids": real, "labels": real}).backward()
 
     report({"estimated_bytes": estimated(inner_loss, start, inputs)})
@@ -116,14 +160,31 @@ def write(rows: Sequence[Facts], output: Path) -> None:
     """results.csv, table.md and scaling.png."""
     save_csv([{name: row.get(name) for name in COLUMNS} for row in rows], output / FILES[1])
     table = markdown([readable(row) for row in rows], ("commit",))
-    facts = listed({**{k: rows[-1].get(k) for k in ("processor", "malloc")}, "T": STEPS, "sequences": SEQUENCES, "h": WIDTH})
-    save_text(f"# An inner step over the vocabulary and the length\n\n{table}\n\n{facts}\n", output / FILES[2])
+    facts = listed(
+        {
+            **{k: rows[-1].get(k) for k in ("processor", "malloc")},
+            "T": STEPS,
+            "sequences": SEQUENCES,
+            "h": WIDTH,
+        }
+    )
+    save_text(
+        f"# An inner step over the vocabulary and the length\n\n{table}\n\n{facts}\n",
+        output / FILES[2],
+    )
     if any(row["status"] == "ok" for row in rows):
         kinds = {"textbook": "peer"}
-        drawn = [{**row, "method": f"{row['loss']}, ξ = {row['length']}", "kind": kinds.get(row["loss"])} for row in rows]
+        drawn = [
+            {**row, "method": f"{row['loss']}, ξ = {row['length']}", "kind": kinds.get(row["loss"])}
+            for row in rows
+        ]
         size = "Entries of the vocabulary, V"
         seconds = Panel(drawn, "vocabulary", "seconds", size, "CPU seconds per inner step", "xy")
-        plot_curves(output / FILES[3], seconds, Panel(drawn, "vocabulary", "memory_bytes", size, "Peak memory (MB)", "xy", 1e-6))
+        plot_curves(
+            output / FILES[3],
+            seconds,
+            Panel(drawn, "vocabulary", "memory_bytes", size, "Peak memory (MB)", "xy", 1e-6),
+        )
     print((output / FILES[2]).read_text(encoding="utf-8"))
 
 

@@ -1,4 +1,6 @@
-"""TRAK scores (Park et al., 2023) by its authors' library: `pip install traker`, which is in the extra `bench`."""
+"""TRAK scores (Park et al., 2023) by its authors' library: `pip install traker`, which is in the
+extra `bench`.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,11 @@ _RIDGE = 1e-3  # added to the matrix of the projected gradients' products
 _FIELDS = ("input_ids", "labels", "attention_mask")
 
 
-def trak_scores(training: WeightedTraining, test: dict[str, Tensor], models: Sequence[Parameters]) -> Tensor:
-    """(m, n): how much each training sequence helps each of m test sequences, in the mean over the trained models.
+def trak_scores(
+    training: WeightedTraining, test: dict[str, Tensor], models: Sequence[Parameters]
+) -> Tensor:
+    """(m, n): how much each training sequence helps each of m test sequences, in the mean over the
+    trained models.
 
     Args:
         test: a batch of m test sequences.
@@ -32,23 +37,35 @@ def trak_scores(training: WeightedTraining, test: dict[str, Tensor], models: Seq
     dimensions = max(101, training.num_rows // 2)  # with 100 or less, the library's projector fails
     with TemporaryDirectory() as folder:
         traker = TRAKer(
-            model=model, task=Margin(), train_set_size=training.num_rows, save_dir=folder, device="cpu", proj_dim=dimensions,
-            gradient_computer=IterativeGradientComputer, use_half_precision=False, lambda_reg=_RIDGE, logging_level=logging.ERROR,
-        )  # fmt: skip
+            model=model,
+            task=Margin(),
+            train_set_size=training.num_rows,
+            save_dir=folder,
+            device="cpu",
+            proj_dim=dimensions,
+            gradient_computer=IterativeGradientComputer,
+            use_half_precision=False,
+            lambda_reg=_RIDGE,
+            logging_level=logging.ERROR,
+        )
         for number, theta in enumerate(models):
             traker.load_checkpoint(_state(model, theta), model_id=number)
             for batch in _batches(training.rows):
                 traker.featurize(batch, num_samples=len(batch[0]))
         traker.finalize_features()
         for number, theta in enumerate(models):
-            traker.start_scoring_checkpoint("test", _state(model, theta), model_id=number, num_targets=count)
+            traker.start_scoring_checkpoint(
+                "test", _state(model, theta), model_id=number, num_targets=count
+            )
             for batch in _batches(test):
                 traker.score(batch, num_samples=len(batch[0]))
         return torch.tensor(traker.finalize_scores("test")).T
 
 
 class Margin(AbstractModelOutput):
-    """The output that TRAK linearises, for a causal language model: Σ log(p / (1 − p)) over the tokens of a sequence."""
+    """The output that TRAK linearises, for a causal language model: Σ log(p / (1 − p)) over the
+    tokens of a sequence.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,10 +77,14 @@ class Margin(AbstractModelOutput):
         return torch.where(counted, margins, 0.0).sum(1)
 
     @torch.no_grad()
-    def get_out_to_loss_grad(self, model: nn.Module, weights: Any, buffers: Any, batch: Sequence[Tensor]) -> Tensor:
+    def get_out_to_loss_grad(
+        self, model: nn.Module, weights: Any, buffers: Any, batch: Sequence[Tensor]
+    ) -> Tensor:
         """(b, 1): the mean of 1 − p over the tokens."""
         log_p, counted = _log_likelihoods(model, batch)
-        return torch.where(counted, -torch.expm1(log_p), 0.0).sum(1, keepdim=True) / counted.sum(1, keepdim=True)
+        return torch.where(counted, -torch.expm1(log_p), 0.0).sum(1, keepdim=True) / counted.sum(
+            1, keepdim=True
+        )
 
 
 def _log_likelihoods(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,11 @@
-"""Draws what a saved summary is worth: quality over the bytes that one must keep, and over what a student reads and takes.
+"""Draws what a saved summary is worth: quality over the bytes that one must keep, and over what a
+student reads and takes.
 
     python recipes/paper/carried.py outputs/ptb/summary --data_dir FOLDER --tables model_cards/ptb_*/table.csv
 
-The first figure has the rows of the summary's own table, and of the tables of other runs on the same test split. For the second one, students train
-for several numbers of steps T on the summary, and on real data with as many tokens a step. Each (method, T) is kept in the folder of the card,
+The first figure has the rows of the summary's own table, and of the tables of other runs on the
+same test split. For the second one, students train for several numbers of steps T on the summary,
+and on real data with as many tokens a step. Each (method, T) is kept in the folder of the card,
 `model_cards/DATASET_carried/` by default, and a later start does not repeat it.
 """
 
@@ -30,11 +32,18 @@ from farzi_hf.report.rows import BASELINES, on_summary
 from farzi_hf.tasks import Row
 
 BYTES, TOKENS = "quality_over_bytes.png", "quality_over_tokens.png"
-CURVES = {  # how the names of rows begin, and their curve; other rows have diverged, or say the same again
-    "Farzi [": "distilled summary", "same inputs, teacher's labels": "summary, no outer step", "packed teacher": "students of a packed teacher",
-    "teacher": "the packed teacher itself", "full data": "all real data", "random, same bytes, stopped early": None,
-    "random, same bytes": "so many bytes of real data", "interpolated bigram": "counted bigram", "item bigram": "counted bigram",
-}  # fmt: skip
+# how the names of rows begin, and their curve; other rows have diverged, or say the same again
+CURVES = {
+    "Farzi [": "distilled summary",
+    "same inputs, teacher's labels": "summary, no outer step",
+    "packed teacher": "students of a packed teacher",
+    "teacher": "the packed teacher itself",
+    "full data": "all real data",
+    "random, same bytes, stopped early": None,
+    "random, same bytes": "so many bytes of real data",
+    "interpolated bigram": "counted bigram",
+    "item bigram": "counted bigram",
+}
 REAL = ("full data", "random", "interpolated bigram", "item bigram")
 LONG = "full data, long"
 
@@ -45,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("summary", help="folder or dataset repository")
     parser.add_argument("--data_dir", help="folder with the real data")
     parser.add_argument("--tables", nargs="*", default=[], help="table.csv of other runs")
-    parser.add_argument("--steps", type=int, nargs="+", default=[30, 100, 300, 1000, 2000], help="T of students")
+    parser.add_argument(
+        "--steps", type=int, nargs="+", default=[30, 100, 300, 1000, 2000], help="T of students"
+    )
     parser.add_argument("--num_students", type=int, default=3, help="of each row")
     parser.add_argument("--card_dir", help="folder of the table and figures")
     args = parser.parse_args(argv)
@@ -58,66 +69,136 @@ def main(argv: Sequence[str] | None = None) -> None:
         c = Comparison.of_summary(farzi, data, num_students=args.num_students)
         own = farzi.results.metrics.get("table", [])
         tables = [own, *map(rows_of, args.tables)]
-    settings = {"data": data.fingerprint(data.seeds(42)[0]), "summary": farzi.fingerprint(), "students": c.num_students}
+    settings = {
+        "data": data.fingerprint(data.seeds(42)[0]),
+        "summary": farzi.fingerprint(),
+        "students": c.num_students,
+    }
     rows, compared = list(by_steps(c, args.steps, folder, settings)), list(by_bytes(c, tables))
     table = [{**c.task.readable(row), "seconds": f"{row['seconds']:,.1f}"} for row in rows]
-    parts = [f"# {data.settings.dataset}: students by their steps of {c.tokens_per_step:,} tokens", markdown(table)]
-    parts += ["# Students by bytes", markdown([c.task.readable(row) for row in compared])] if compared else []
+    parts = [
+        f"# {data.settings.dataset}: students by their steps of {c.tokens_per_step:,} tokens",
+        markdown(table),
+    ]
+    parts += (
+        ["# Students by bytes", markdown([c.task.readable(row) for row in compared])]
+        if compared
+        else []
+    )
     save_text("\n\n".join(parts) + "\n", folder / "table.md")
     save_csv([*rows, *compared], folder / "table.csv")
-    save_json({"findings": [], "rows": [*rows, *compared], **commit_of(Path(__file__))}, folder / "table.json")
+    save_json(
+        {"findings": [], "rows": [*rows, *compared], **commit_of(Path(__file__))},
+        folder / "table.json",
+    )
     draw(c, rows, compared, [row for row in own if row["method"] == LONG], folder)
     print("\n\n".join(parts))
 
 
-def by_steps(c: Comparison, numbers: Sequence[int], folder: Path, settings: Mapping[str, Any]) -> Iterator[Row]:
-    """Students of the summary, and of all real data with as many tokens, for these numbers of steps."""
+def by_steps(
+    c: Comparison, numbers: Sequence[int], folder: Path, settings: Mapping[str, Any]
+) -> Iterator[Row]:
+    """Students of the summary, and of all real data with as many tokens, for these numbers of
+    steps.
+    """
     measures = {
         f"students of the summary, {c.farzi.nbytes:,} bytes": on_summary,
-        f"students of all real data, {c.nbytes(c.splits['train']):,} bytes": lambda c, name: c.trained_on_real(name, c.all_sequences, c.steps),
-    }  # fmt: skip
+        f"students of all real data, {c.nbytes(c.splits['train']):,} bytes": lambda c, name: (
+            c.trained_on_real(name, c.all_sequences, c.steps)
+        ),
+    }
     for number, (name, measure) in enumerate(measures.items()):
         for steps in numbers:
             at, now = replace(c, steps=steps), {**settings, "method": name, "steps": steps}
-            found = kept(folder / f"{number}_{steps}.json", now, lambda: measure(at, name).to_json())  # noqa: B023  called now
+            found = kept(
+                folder / f"{number}_{steps}.json",
+                now,
+                lambda: measure(at, name).to_json(),  # noqa: B023
+            )
             yield {**c.row(Measured.from_json(found)), "tokens": steps * c.tokens_per_step}
 
 
 def by_bytes(c: Comparison, tables: Iterable[Sequence[Row]]) -> Iterator[Row]:
-    """The rows that have a curve, each once. Ids of the data are counted as today: rows of real data in older tables have fewer bytes now."""
+    """The rows that have a curve, each once. Ids of the data are counted as today: rows of real
+    data in older tables have fewer bytes now.
+    """
     nbytes, seen = c.nbytes(c.splits["train"]), set()
     for table in tables:
         all_data = next((row["bytes"] for row in table if row["method"] == "full data"), nbytes)
         for row in table:
-            curve = next((curve for start, curve in CURVES.items() if row["method"].startswith(start)), None)
-            size = round(row["bytes"] * nbytes / all_data) if row["method"].startswith(REAL) else row["bytes"]
-            place = (curve, size, row.get("steps"), row[c.task.metric])  # tables may differ in the size of a step
+            curve = next(
+                (curve for start, curve in CURVES.items() if row["method"].startswith(start)), None
+            )
+            size = (
+                round(row["bytes"] * nbytes / all_data)
+                if row["method"].startswith(REAL)
+                else row["bytes"]
+            )
+            place = (
+                curve,
+                size,
+                row.get("steps"),
+                row[c.task.metric],
+            )  # tables may differ in the size of a step
             if curve and "stock" not in row["method"] and place not in seen:
                 seen.add(place)
-                yield {**row, "bytes": size, "curve": f"{curve}, T = {row['steps']:,}" if row.get("steps") else curve}
+                yield {
+                    **row,
+                    "bytes": size,
+                    "curve": f"{curve}, T = {row['steps']:,}" if row.get("steps") else curve,
+                }
 
 
-def draw(c: Comparison, rows: Sequence[Row], compared: Sequence[Row], long: Sequence[Row], folder: Path) -> None:
+def draw(
+    c: Comparison, rows: Sequence[Row], compared: Sequence[Row], long: Sequence[Row], folder: Path
+) -> None:
     """Both figures. What the teacher has, and real data for long, are lines of the second one."""
-    metric, label, data = c.task.metric, c.task.metric_label, c.farzi.results.metrics.get("dataset", "the data")
-    points, title = [{**row, "method": row["curve"]} for row in compared], f"Students after T steps on {data}, by bytes"
+    metric, label, data = (
+        c.task.metric,
+        c.task.metric_label,
+        c.farzi.results.metrics.get("dataset", "the data"),
+    )
+    points, title = (
+        [{**row, "method": row["curve"]} for row in compared],
+        f"Students after T steps on {data}, by bytes",
+    )
     if points:
         size = "Bytes that one must keep to train"
         top = 3 * median_low(row[metric] for row in points)
-        plot_curves(folder / BYTES, Panel(points, "bytes", metric, size, label, "xy", title=title, joined=False, top=top))
+        plot_curves(
+            folder / BYTES,
+            Panel(points, "bytes", metric, size, label, "xy", title=title, joined=False, top=top),
+        )
     itself = BASELINES["teacher"](c)
     lines = {"the packed teacher itself": c.row(itself)[metric]} if itself else {}
     lines |= {f"all real data, {row['steps']:,} steps": row[metric] for row in long}
-    read = Panel(rows, "tokens", metric, f"Tokens that a student reads ({c.tokens_per_step:,} a step)", label, "xy", 1.0, lines)
+    read = Panel(
+        rows,
+        "tokens",
+        metric,
+        f"Tokens that a student reads ({c.tokens_per_step:,} a step)",
+        label,
+        "xy",
+        1.0,
+        lines,
+    )
     title = f"Students on {data}, by what they read"
-    time = replace(read, x="seconds", x_label="Seconds of a student's training", title="The same students, by time")
+    time = replace(
+        read,
+        x="seconds",
+        x_label="Seconds of a student's training",
+        title="The same students, by time",
+    )
     plot_curves(folder / TOKENS, replace(read, title=title), time)
 
 
 def rows_of(path: str) -> list[Row]:
     """The rows of a table.csv."""
     with open(path, encoding="utf-8") as file:
-        return [{k: v if k == "method" else json.loads(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+        return [
+            {k: v if k == "method" else json.loads(v) for k, v in row.items() if v}
+            for row in csv.DictReader(file)
+        ]
 
 
 if __name__ == "__main__":

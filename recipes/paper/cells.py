@@ -1,4 +1,6 @@
-"""Tables whose rows are distillations. Each (method, seed) is a cell: it is run once and stored, and later runs find it again."""
+"""Tables whose rows are distillations. Each (method, seed) is a cell: it is run once and stored,
+and later runs find it again.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,11 @@ CELL, SUMMARY = "cell.json", "summary.safetensors"
 """Files of a cell; the second one holds the tensors of the summary, if the cell distils."""
 
 Done = dict[str, Any]
-"""The results of a cell for one seed: `students` (the statistics of each student), `bytes`, `steps`, `seconds`, `facts`, …"""
+"""The results of a cell for one seed: `students` (the statistics of each student), `bytes`,
+`steps`, `seconds`, `facts`, …
+"""
 
-# -- students --------------------------------------------------------------------------------------------------------
+# -- students --------------------------------------------------------------------------------------
 
 
 Students = Callable[[FarziTrainer, Comparison, str], Measured]
@@ -73,7 +77,7 @@ def on_everything_long(trainer: FarziTrainer, c: Comparison, method: str) -> Mea
     return replace(rows.full_long(c), method=method)
 
 
-# -- cells -----------------------------------------------------------------------------------------------------------
+# -- cells -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,10 @@ class Cell:
         settings: settings of `FarziConfig` that override the settings of all rows.
         students: makes the students to measure.
         distils: whether the cell distils first.
-        learner: the learner of the students and of the distillation; None takes the learner of the run's settings.
-        source: the cell whose summary the students train on; that cell is run first. None means this cell.
+        learner: the learner of the students and of the distillation; None takes the learner of the
+            run's settings.
+        source: the cell whose summary the students train on; that cell is run first. None means
+            this cell.
         facts: a function that measures more numbers beside the students' metrics.
     """
 
@@ -105,10 +111,16 @@ class Cell:
 
 
 def compared(
-    name: str, title: str, argv: Sequence[str] | None, cells: Callable[[Experiment], Sequence[Cell]], files: Sequence[str] = (),
+    name: str,
+    title: str,
+    argv: Sequence[str] | None,
+    cells: Callable[[Experiment], Sequence[Cell]],
+    files: Sequence[str] = (),
     forms: Forms = PAPER_FORM,
-) -> tuple[Experiment, Evidence]:  # fmt: skip
-    """The experiment of the script `name`.py, and its rows: see `Experiment.parse`. A wrong setting ends the program with one line."""
+) -> tuple[Experiment, Evidence]:
+    """The experiment of the script `name`.py, and its rows: see `Experiment.parse`. A wrong setting
+    ends the program with one line.
+    """
     keep_freed_memory()
     with ends_in_one_line(f"{name}.py"):
         e = Experiment.parse(name, title, argv, files, forms)
@@ -116,38 +128,58 @@ def compared(
 
 
 def full_cells(learner: Mapping[str, Any] | None = None, suffix: str = "") -> list[Cell]:
-    """Cells on all real data: one with as many steps as the others, and one trained for as long as helps."""
+    """Cells on all real data: one with as many steps as the others, and one trained for as long as
+    helps.
+    """
     both = ((FULL, on_everything), (LONG, on_everything_long))
-    return [Cell(f"{name}{suffix}", students=students, distils=False, learner=learner) for name, students in both]
+    return [
+        Cell(f"{name}{suffix}", students=students, distils=False, learner=learner)
+        for name, students in both
+    ]
 
 
 def evidence_of(e: Experiment, cells: Sequence[Cell]) -> Evidence:
-    """The rows of all cells. A cell in `output_dir` that was run with the same settings is not run again."""
+    """The rows of all cells. A cell in `output_dir` that was run with the same settings is not run
+    again.
+    """
     for cell, seed in product(cells, e.seeds):  # before any work
         check_outputs(_folder(e, cell, seed), ("recipe.yaml", CELL, SUMMARY))
     found: dict[str, list[Done]] = {cell.method: [] for cell in cells}
     for cell, seed in product(cells, e.seeds):
         found[cell.method].append(_run(e, cell, seed))
-        gc.collect()  # a Trainer refers to itself, so its summary and learner would stay in memory for a while
+        # a Trainer refers to itself, so its summary and learner would stay in memory for a while
+        gc.collect()
     table = {method: cell_row(e.task, method, done) for method, done in found.items()}
-    return Evidence(e.task, table, {method: [part["students"] for part in done] for method, done in found.items()})
+    return Evidence(
+        e.task,
+        table,
+        {method: [part["students"] for part in done] for method, done in found.items()},
+    )
 
 
 def cell_row(task: Task, method: str, done: Sequence[Done]) -> Row:
     """The row of a cell over all its seeds, with mean and spread of its facts."""
-    row = task.row(method, [part["students"] for part in done], round(np.mean([part["bytes"] for part in done])))
+    row = task.row(
+        method,
+        [part["students"] for part in done],
+        round(np.mean([part["bytes"] for part in done])),
+    )
     row |= {"steps": done[0]["steps"], "students": sum(len(part["students"]) for part in done)}
     row |= mean_and_spread([part["facts"] for part in done]) if "facts" in done[0] else {}
     return {**row, "seconds": round(sum(part["seconds"] for part in done), 1)}
 
 
 def _run(e: Experiment, cell: Cell, seed: int) -> Done:
-    """The results of a cell for one seed. An earlier start with the same settings has kept them, or they are made now."""
+    """The results of a cell for one seed. An earlier start with the same settings has kept them, or
+    they are made now.
+    """
     if cell.source is not None:
         _run(e, cell.source, seed)
     folder = _folder(e, cell, seed)
     done = kept(folder / CELL, _settings(e, cell, seed), lambda: _made(e, cell, seed))
-    discard_checkpoints(folder)  # of a start that a signal ended: other settings would be refused because of it
+    discard_checkpoints(
+        folder
+    )  # of a start that a signal ended: other settings would be refused because of it
     return done
 
 
@@ -155,7 +187,11 @@ def _made(e: Experiment, cell: Cell, seed: int) -> Done:
     begin = time.perf_counter()
     trainer, checkpoint = _trained(e, cell, seed)
     history = trainer.state.log_history
-    before = [] if checkpoint is None else [x for x in history if x["step"] <= int(checkpoint.rpartition("-")[2])]
+    before = (
+        []
+        if checkpoint is None
+        else [x for x in history if x["step"] <= int(checkpoint.rpartition("-")[2])]
+    )
     c = comparison_of(trainer, e.data, seed)
     measured = cell.students(trainer, c, cell.method)
     return {
@@ -169,8 +205,14 @@ def _made(e: Experiment, cell: Cell, seed: int) -> Done:
 
 
 def _trained(e: Experiment, cell: Cell, seed: int) -> tuple[FarziTrainer, str | None]:
-    """The trainer of a cell, whose summary is the one on which the students will train, and the checkpoint from which it went on."""
-    folder, args, settings = _folder(e, cell, seed), _arguments(e, cell, seed), _settings(e, cell, seed)
+    """The trainer of a cell, whose summary is the one on which the students will train, and the
+    checkpoint from which it went on.
+    """
+    folder, args, settings = (
+        _folder(e, cell, seed),
+        _arguments(e, cell, seed),
+        _settings(e, cell, seed),
+    )
     checkpoint = None
     if cell.distils:
         checkpoint = find_checkpoint(args, (CELL, SUMMARY))
@@ -180,7 +222,9 @@ def _trained(e: Experiment, cell: Cell, seed: int) -> tuple[FarziTrainer, str | 
     if summary and "label_decoder" in summary:  # its width is by default that of the learner's head
         args = changed(args, label_dim=len(summary["label_decoder"]))
     data = copy.copy(e.data)
-    if summary and args.labels == "teacher":  # a teacher of the kind that the source has distilled with
+    if (
+        summary and args.labels == "teacher"
+    ):  # a teacher of the kind that the source has distilled with
         data.settings = replace(data.settings, teacher=cell.source.learner)
     trainer = trainer_of(data, args, seed, cell.learner)
     if cell.distils:
@@ -210,7 +254,10 @@ def _settings(e: Experiment, cell: Cell, seed: int) -> dict[str, Any]:
     if cell.learner is not None:
         settings["learner"] = cell.learner
     if args.trajectories is not None:
-        settings |= {**asdict(e.recording), "num_recorded": args.num_trajectories or e.recording.num_recorded}
+        settings |= {
+            **asdict(e.recording),
+            "num_recorded": args.num_trajectories or e.recording.num_recorded,
+        }
     if cell.source is not None:
         settings["source"] = _settings(e, cell.source, seed)
     return json.loads(json.dumps(settings))

@@ -1,4 +1,5 @@
-"""Compares objectives of the outer loop: DC, MM, MTT and Farzi, each with SGD and with Adam in the inner loop.
+"""Compares objectives of the outer loop: DC, MM, MTT and Farzi, each with SGD and with Adam in the
+inner loop.
 
     python recipes/paper/objectives.py --dataset ml-100k --data_dir FOLDER
     python recipes/paper/objectives.py --dataset ptb --data_dir FOLDER
@@ -6,7 +7,8 @@
     python recipes/paper/objectives.py --dataset ptb --form paper                      # the paper's form of a summary
     python recipes/paper/objectives.py --dataset ptb --form paper --scale paper        # for a GPU
 
-All rows have the same start of the summary and the same number of outer steps, and all students take the same number of steps.
+All rows have the same start of the summary and the same number of outer steps, and all students
+take the same number of steps.
 """
 
 from collections.abc import Sequence
@@ -37,18 +39,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table of one data set."""
     e, evidence = compared("objectives", "Objectives", argv, cells, ("comparison.png",), FORMS)
     rows, names = list(evidence.rows.values()), set(evidence.rows)
-    findings = evidence.verdicts([claim for claim in claims(e.task) if {claim.ours, claim.other} <= names])
+    findings = evidence.verdicts(
+        [claim for claim in claims(e.task) if {claim.ours, claim.other} <= names]
+    )
     findings += [evidence.finding(name, START) for name in DISTILLED if {name, START} <= names]
-    matched = f"{e.args.synthetic_steps or e.args.inner_steps} synthetic against {e.args.expert_steps} real steps"
-    adam = f"α {e.args.inner_learning_rate}, β {tuple(e.args.inner_betas)}, ε {e.args.inner_epsilon}"
-    inner = {"inner Adam": adam, "inner SGD": f"α {e.settings.sgd_learning_rate}, momentum {e.settings.sgd_momentum}"}
+    matched = (
+        f"{e.args.synthetic_steps or e.args.inner_steps} synthetic against {e.args.expert_steps}"
+        " real steps"
+    )
+    adam = (
+        f"α {e.args.inner_learning_rate}, β {tuple(e.args.inner_betas)}, ε {e.args.inner_epsilon}"
+    )
+    inner = {
+        "inner Adam": adam,
+        "inner SGD": f"α {e.settings.sgd_learning_rate}, momentum {e.settings.sgd_momentum}",
+    }
     facts = {**e.omega(), **inner, "MTT": matched}
     e.write(rows, findings, e.of_paper("objectives"), facts=facts)
     e.plot(rows, "comparison.png")
 
 
 def cells(e: Experiment) -> list[Cell]:
-    """The cells in the order of the table. Ω is recorded once per optimizer and seed, with that optimizer."""
+    """The cells in the order of the table. Ω is recorded once per optimizer and seed, with that
+    optimizer.
+    """
     momentum = sgd(e.settings.sgd_learning_rate, e.settings.sgd_momentum)
     inner = {"SGD": momentum, "Adam": {"inner_optimizer": "adam"}}
     rows = []
@@ -60,7 +74,10 @@ def cells(e: Experiment) -> list[Cell]:
             rows.append(Cell(LONG, students=on_everything_long, distils=False))
             continue
         for optimizer, settings in inner.items():
-            name, omega = f"{method}, {optimizer}", f"{e.args.output_dir}/trajectories/{optimizer.lower()}"
+            name, omega = (
+                f"{method}, {optimizer}",
+                f"{e.args.output_dir}/trajectories/{optimizer.lower()}",
+            )
             if method in UNDISTILLED:
                 rows.append(Cell(name, settings, UNDISTILLED[method], distils=False))
             else:
@@ -71,15 +88,27 @@ def cells(e: Experiment) -> list[Cell]:
 
 def sgd(learning_rate: float, momentum: float) -> dict[str, Any]:
     """Settings of an inner loop with SGD."""
-    return {"inner_optimizer": "sgd", "inner_learning_rate": learning_rate, "inner_momentum": momentum}
+    return {
+        "inner_optimizer": "sgd",
+        "inner_learning_rate": learning_rate,
+        "inner_momentum": momentum,
+    }
 
 
 def claims(task: Task) -> list[Claim]:
-    """The paper's claims: Adam in the inner loop is better for every objective, Ω helps, and only recommendation reaches full data."""
+    """The paper's claims: Adam in the inner loop is better for every objective, Ω helps, and only
+    recommendation reaches full data.
+    """
     adam = {name: f"{name}, Adam" for name in OBJECTIVES}
-    found = [Claim(f"{name} is better with Adam inside than with SGD", ours, f"{name}, SGD") for name, ours in adam.items()]
+    found = [
+        Claim(f"{name} is better with Adam inside than with SGD", ours, f"{name}, SGD")
+        for name, ours in adam.items()
+    ]
     farzi = adam.pop("Farzi")
-    found += [Claim(f"With Adam inside, Farzi is better than {name}", farzi, other) for name, other in adam.items()]
+    found += [
+        Claim(f"With Adam inside, Farzi is better than {name}", farzi, other)
+        for name, other in adam.items()
+    ]
     found.append(Claim("Farzi is better than random sampling", farzi, "random sampling, Adam"))
     return [*found, full_data_claim(task, "Farzi", farzi, LONG)]
 

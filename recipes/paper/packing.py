@@ -1,11 +1,13 @@
-"""How few bytes a teacher can be packed into, and what that costs: training in few bits, rounding, and product codes.
+"""How few bytes a teacher can be packed into, and what that costs: training in few bits, rounding,
+and product codes.
 
     python recipes/paper/packing.py farzi-Beauty/summary --teacher farzi-Beauty/trials/teacher-…
 
-The summary says which data and split. A teacher is a trained model in a folder of transformers; of several, each has its curves. Product codes
-(Jégou et al., 2011) cut each row of the largest matrix into parts, and store the nearest of 256 vectors for each. The vectors, found by k-means,
-and all else are then trained on, and the other matrices take a byte a number. Each way is kept in the folder of the card, and a later start does
-not repeat it.
+The summary says which data and split. A teacher is a trained model in a folder of transformers; of
+several, each has its curves. Product codes (Jégou et al., 2011) cut each row of the largest matrix
+into parts, and store the nearest of 256 vectors for each. The vectors, found by k-means, and all
+else are then trained on, and the other matrices take a byte a number. Each way is kept in the
+folder of the card, and a later start does not repeat it.
 """
 
 from __future__ import annotations
@@ -41,7 +43,11 @@ ROUNDED = ("int8", "int6", "int5", "int4")
 CODED = (("coded5", 0.15), ("coded4", 0.6), ("coded4", 1.2), ("coded3", 0.6), ("coded2", 0.6))
 """Ways to store it, with the penalty on its numbers."""
 PARTS, VECTORS, ROUNDS = (32, 16, 8), 256, 15
-WAYS = ("rounded after the training", "trained in few bits, coded by their entropy", "product codes, trained on")
+WAYS = (
+    "rounded after the training",
+    "trained in few bits, coded by their entropy",
+    "product codes, trained on",
+)
 Parameters = Mapping[str, Tensor]
 
 
@@ -49,9 +55,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table and the figure of one teacher."""
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("summary", help="folder or dataset repository: whose data")
-    parser.add_argument("--teacher", required=True, nargs="+", help="folder of a trained model, or several of different widths")
+    parser.add_argument(
+        "--teacher",
+        required=True,
+        nargs="+",
+        help="folder of a trained model, or several of different widths",
+    )
     parser.add_argument("--data_dir", help="folder with the real data")
-    parser.add_argument("--steps", type=int, default=600, help="steps in few bits, or with product codes")
+    parser.add_argument(
+        "--steps", type=int, default=600, help="steps in few bits, or with product codes"
+    )
     parser.add_argument("--learning_rate", type=float, default=0.003, help="of these steps")
     parser.add_argument("--batch_size", type=int, default=128, help="rows of these steps")
     parser.add_argument("--card_dir", help="folder of the table and the figure")
@@ -60,30 +73,59 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ends_in_one_line("packing.py", OSError):
         farzi = FarziData.from_pretrained(args.summary)
         data = TaskData.of_summary(farzi, args.data_dir)
-        folder = Path(args.card_dir or CARDS / f"{Path(data.settings.dataset).name.split('.')[0].lower()}_packing")
+        folder = Path(
+            args.card_dir
+            or CARDS / f"{Path(data.settings.dataset).name.split('.')[0].lower()}_packing"
+        )
         check_outputs(folder, ("table.json", "table.md", "table.csv", FIGURE))
-        load = partial(AutoModelForCausalLM.from_pretrained, trust_remote_code=False, attn_implementation="eager")
+        load = partial(
+            AutoModelForCausalLM.from_pretrained,
+            trust_remote_code=False,
+            attn_implementation="eager",
+        )
         models = [load(teacher).eval() for teacher in args.teacher]
     rows = []
     for model in models:
         c = Comparison.of_summary(farzi, data, model.config, num_students=1)
-        kind = f", {model.config.model_type} {width_of(model.config.to_dict())}" if len(models) > 1 else ""
-        rows += [{**row, "curve": row["curve"] and row["curve"] + kind} for row in rows_of(c, data, model, kind, folder, args)]
+        kind = (
+            f", {model.config.model_type} {width_of(model.config.to_dict())}"
+            if len(models) > 1
+            else ""
+        )
+        rows += [
+            {**row, "curve": row["curve"] and row["curve"] + kind}
+            for row in rows_of(c, data, model, kind, folder, args)
+        ]
     table = markdown([{**c.task.readable(row), "seconds": f"{row['seconds']:.0f}"} for row in rows])
-    save_text(f"# A teacher on {data.description}: quality over bytes\n\n{table}\n", folder / "table.md")
+    save_text(
+        f"# A teacher on {data.description}: quality over bytes\n\n{table}\n", folder / "table.md"
+    )
     save_csv(rows, folder / "table.csv")
     save_json({"findings": [], "rows": rows, **commit_of(Path(__file__))}, folder / "table.json")
     scale, size = 100.0 if c.task.percent else 1.0, "kB of the packed teacher"
-    points = [{**row, "method": row["curve"], "kB": row["bytes"] / 1000} for row in rows if row["curve"]]
+    points = [
+        {**row, "method": row["curve"], "kB": row["bytes"] / 1000} for row in rows if row["curve"]
+    ]
     exact = [row for row in rows if not row["curve"]]
     panels = [
-        Panel(points, "kB", metric, size, metric.upper(), "x", scale, {row["method"]: scale * row[metric] for row in exact})
+        Panel(
+            points,
+            "kB",
+            metric,
+            size,
+            metric.upper(),
+            "x",
+            scale,
+            {row["method"]: scale * row[metric] for row in exact},
+        )
         for metric in (c.task.compared or (c.task.metric,))[:3]
     ]
     plot_curves(folder / FIGURE, *panels)
 
 
-def rows_of(c: Comparison, data: TaskData, model: PreTrainedModel, kind: str, folder: Path, args: Namespace) -> list[dict]:
+def rows_of(
+    c: Comparison, data: TaskData, model: PreTrainedModel, kind: str, folder: Path, args: Namespace
+) -> list[dict]:
     """A row for each way to pack one teacher, with the name of its curve."""
     learner = Learner(model).to(c.device)
     params = {name: x.detach().to(c.device) for name, x in model.named_parameters()}
@@ -91,8 +133,15 @@ def rows_of(c: Comparison, data: TaskData, model: PreTrainedModel, kind: str, fo
     real = replace(c.real_data(c.splits["train"]), held_out=held_out)
     optimizer = InnerAdam(args.learning_rate, (0.5, 0.999), 1e-4).without_decay(learner.no_decay)
     training = TeacherTraining(optimizer, args.steps, args.batch_size)
-    settings = {"data": data.fingerprint(data.seeds(42)[0]), "teacher": float(sum(x.double().sum() for x in params.values()))}
-    settings |= {"steps": args.steps, "learning_rate": args.learning_rate, "batch_size": args.batch_size}
+    settings = {
+        "data": data.fingerprint(data.seeds(42)[0]),
+        "teacher": float(sum(x.double().sum() for x in params.values())),
+    }
+    settings |= {
+        "steps": args.steps,
+        "learning_rate": args.learning_rate,
+        "batch_size": args.batch_size,
+    }
     rows = []
     for way, curve, make in ways(learner, params, real, training):
         name = way + kind
@@ -101,9 +150,15 @@ def rows_of(c: Comparison, data: TaskData, model: PreTrainedModel, kind: str, fo
             started = time.perf_counter()
             found, nbytes = make()
             statistics = c.statistics(partial(learner.logits, found), c.splits["test"])
-            return Measured(name, [statistics], nbytes, 0, round(time.perf_counter() - started, 2)).to_json()
+            return Measured(
+                name, [statistics], nbytes, 0, round(time.perf_counter() - started, 2)
+            ).to_json()
 
-        found = kept(folder / f"{name.replace(', ', '_').replace(' ', '_')}.json", {**settings, "way": name}, measured)
+        found = kept(
+            folder / f"{name.replace(', ', '_').replace(' ', '_')}.json",
+            {**settings, "way": name},
+            measured,
+        )
         rows.append({**c.row(Measured.from_json(found)), "curve": curve})
         print(f"{name}: {rows[-1]['bytes']:,} bytes, {c.task.headline(rows[-1])}", flush=True)
     return rows
@@ -112,10 +167,14 @@ def rows_of(c: Comparison, data: TaskData, model: PreTrainedModel, kind: str, fo
 def ways(
     learner: Learner, params: Parameters, real: RealData, training: TeacherTraining
 ) -> list[tuple[str, str | None, Callable[[], tuple[Parameters, int]]]]:
-    """Each way to pack the teacher: its name, its curve, and what makes the parameters that are left and their bytes."""
+    """Each way to pack the teacher: its name, its curve, and what makes the parameters that are
+    left and their bytes.
+    """
     loss = real_loss(learner, real, training.batch_size, training.steps, 0)
     validation = training.validation(learner, real)
-    largest = max((name for name, x in params.items() if x.dim() == 2), key=lambda name: params[name].numel())
+    largest = max(
+        (name for name, x in params.items() if x.dim() == 2), key=lambda name: params[name].numel()
+    )
 
     def exact() -> tuple[Parameters, int]:
         return params, STORAGES["exact"].nbytes(params)
@@ -125,7 +184,11 @@ def ways(
 
     def coded(storage: str, penalty: float) -> tuple[Parameters, int]:
         way = STORAGES[storage]
-        found = Packing(penalty).in_few_bits(training, loss, params, way.largest, True, validation).params
+        found = (
+            Packing(penalty)
+            .in_few_bits(training, loss, params, way.largest, True, validation)
+            .params
+        )
         return found, way.nbytes(found)
 
     def product(parts: int) -> tuple[Parameters, int]:
@@ -134,12 +197,18 @@ def ways(
 
         def whole(found: Parameters) -> Parameters:
             table = [part[code] for part, code in zip(found["vectors"], codes, strict=True)]
-            return {**{name: x for name, x in found.items() if name != "vectors"}, largest: torch.cat(table, dim=1)}
+            return {
+                **{name: x for name, x in found.items() if name != "vectors"},
+                largest: torch.cat(table, dim=1),
+            }
 
         found = training.run(
-            "Product codes", lambda p, step: loss(whole(p), step), {**others, "vectors": vectors}, True,
+            "Product codes",
+            lambda p, step: loss(whole(p), step),
+            {**others, "vectors": vectors},
+            True,
             lambda p: validation(whole(p)),
-        ).params  # fmt: skip
+        ).params
         rest = STORAGES["int8"].rounded({name: found[name] for name in others})
         return whole({**rest, "vectors": found["vectors"].half().float()}), (
             codes.numel() + 2 * vectors.numel() + STORAGES["int8"].nbytes(rest)
@@ -148,13 +217,22 @@ def ways(
     return [
         ("not packed", None, exact),
         *((f"{way}, rounded", WAYS[0], partial(rounded, way)) for way in ROUNDED),
-        *((f"{way}, penalty {penalty}", WAYS[1], partial(coded, way, penalty)) for way, penalty in CODED),
-        *((f"{parts} product codes a row", WAYS[2], partial(product, parts)) for parts in PARTS if params[largest].shape[1] % parts == 0),
-    ]  # fmt: skip
+        *(
+            (f"{way}, penalty {penalty}", WAYS[1], partial(coded, way, penalty))
+            for way, penalty in CODED
+        ),
+        *(
+            (f"{parts} product codes a row", WAYS[2], partial(product, parts))
+            for parts in PARTS
+            if params[largest].shape[1] % parts == 0
+        ),
+    ]
 
 
 def product_codes(matrix: Tensor, parts: int) -> tuple[Tensor, Tensor]:
-    """Of a matrix (V, h): the vectors of each part (parts, 256, h / parts), and the number of each row's nearest one (parts, V), by k-means."""
+    """Of a matrix (V, h): the vectors of each part (parts, 256, h / parts), and the number of each
+    row's nearest one (parts, V), by k-means.
+    """
     generator, vectors, codes = torch.Generator().manual_seed(0), [], []
     for x in matrix.cpu().unflatten(1, (parts, -1)).unbind(1):
         centres = x[torch.randperm(len(x), generator=generator)[:VECTORS]].clone()

@@ -1,12 +1,14 @@
-"""What differential privacy costs: summaries whose meta-gradient is clipped and noised, for several σ, beside one without privacy.
+"""What differential privacy costs: summaries whose meta-gradient is clipped and noised, for several
+σ, beside one without privacy.
 
     pip install opacus
     python recipes/paper/privacy.py --dataset ptb --data_dir FOLDER
     python recipes/paper/privacy.py --dataset sample                                   # embedded
 
-The paper names this as future work. All summaries start at random, because a start from the data is not private, and have the paper's form,
-because a teacher's labels are not private either. ε holds for one sentence at δ; it does not cover the search for these settings. The objective
-is `private_matching.py`.
+The paper names this as future work. All summaries start at random, because a start from the data is
+not private, and have the paper's form, because a teacher's labels are not private either. ε holds
+for one sentence at δ; it does not cover the search for these settings. The objective is
+`private_matching.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +27,9 @@ COLUMNS = {"epsilon": "ε", "releases": "releases"}
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The table and figure of one data set."""
-    e, evidence = compared("privacy", "Differential privacy", argv, cells, ("privacy.png",), {"paper": "privacy"})
+    e, evidence = compared(
+        "privacy", "Differential privacy", argv, cells, ("privacy.png",), {"paper": "privacy"}
+    )
     private = [private_row(sigma) for sigma in e.settings.noise_multipliers]
     findings = [evidence.finding(name, other) for name in private for other in (OPEN, START)]
     rows = [*evidence.rows.values(), *e.counted()]
@@ -44,7 +48,10 @@ def cells(e: Experiment) -> list[Cell]:
         Cell(START, students=on_start, distils=False),
         Cell(OPEN),
         Cell(CLIPPED, {"objective": register(0.0)}),
-        *(Cell(private_row(sigma), {"objective": register(sigma)}, facts=spent) for sigma in e.settings.noise_multipliers),
+        *(
+            Cell(private_row(sigma), {"objective": register(sigma)}, facts=spent)
+            for sigma in e.settings.noise_multipliers
+        ),
         *full_cells(),
     ]
 

@@ -1,10 +1,12 @@
-"""Shows how many pretrained trajectories are useful: the summary's quality against |Ω|, at equal numbers of outer steps.
+"""Shows how many pretrained trajectories are useful: the summary's quality against |Ω|, at equal
+numbers of outer steps.
 
     python recipes/paper/trajectory_count.py --dataset ml-100k --data_dir FOLDER --counts 0 1 2 5 10 20
     python recipes/paper/trajectory_count.py --dataset sample
 
-With |Ω| = 0, every inner loop starts from a fresh random initialisation. With Ω, the share `--fresh_start_fraction` of the loops still does;
-the paper has 0 here. Everything else, configs included, is as in `objectives.py`. Tables go to `model_cards/trajectory_count_DATASET/`.
+With |Ω| = 0, every inner loop starts from a fresh random initialisation. With Ω, the share
+`--fresh_start_fraction` of the loops still does; the paper has 0 here. Everything else, configs
+included, is as in `objectives.py`. Tables go to `model_cards/trajectory_count_DATASET/`.
 """
 
 from collections.abc import Sequence
@@ -24,21 +26,31 @@ FEW = 5  # the paper's curve is flat from this number on
 def main(argv: Sequence[str] | None = None) -> None:
     """The curve of one data set."""
     figure = "trajectory_count.png"
-    e, evidence = compared("trajectory_count", "Number of trajectories", argv, cells, (figure,), FORMS)
+    e, evidence = compared(
+        "trajectory_count", "Number of trajectories", argv, cells, (figure,), FORMS
+    )
     counts = e.settings.counts
     e = replace(e, recording=replace(e.recording, num_recorded=max(counts)))
-    rows = [{**row, "trajectories": count} for row, count in zip(evidence.rows.values(), counts, strict=True)]
+    rows = [
+        {**row, "trajectories": count}
+        for row, count in zip(evidence.rows.values(), counts, strict=True)
+    ]
     curve = [{**row, "method": "student on the summary"} for row in rows]
     facts = {**e.omega(), "inner optimizer": e.args.inner_settings()}
     e.write(rows, evidence.verdicts(claims(counts)), facts=facts)
     label = "|Ω|, pretrained trajectories (0: random initialisation alone)"
-    plot_curves(e.folder / figure, Panel(curve, "trajectories", e.task.metric, label, e.task.metric_label))
+    plot_curves(
+        e.folder / figure, Panel(curve, "trajectories", e.task.metric, label, e.task.metric_label)
+    )
 
 
 def cells(e: Experiment) -> list[Cell]:
     """One per |Ω|."""
     omega = {"trajectories": f"{e.args.output_dir}/trajectories/count"}
-    return [Cell(name_of(count), {**omega, "num_trajectories": count} if count else {}) for count in e.settings.counts]
+    return [
+        Cell(name_of(count), {**omega, "num_trajectories": count} if count else {})
+        for count in e.settings.counts
+    ]
 
 
 def name_of(count: int) -> str:
@@ -47,12 +59,21 @@ def name_of(count: int) -> str:
 
 
 def claims(counts: Sequence[int]) -> list[Claim]:
-    """The paper's claims: a few trajectories are much better than none, and many are hardly better than a few."""
+    """The paper's claims: a few trajectories are much better than none, and many are hardly better
+    than a few.
+    """
     some = sorted(count for count in counts if count)
     text = "{} trajectories are better than none, at equal numbers of outer steps"
     found = [Claim(text.format(count), name_of(count), name_of(0)) for count in some if 0 in counts]
     if some and some[0] < FEW < some[-1] and FEW in some:
-        found.append(Claim(f"{FEW} are at least 98 % as good as {some[-1]}", name_of(FEW), name_of(some[-1]), 0.98))
+        found.append(
+            Claim(
+                f"{FEW} are at least 98 % as good as {some[-1]}",
+                name_of(FEW),
+                name_of(some[-1]),
+                0.98,
+            )
+        )
     return found
 
 

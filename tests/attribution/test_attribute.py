@@ -1,4 +1,6 @@
-"""`attribute`: the replay of a stock Trainer ends at its weights, and scores are what changes of single rows do."""
+"""`attribute`: the replay of a stock Trainer ends at its weights, and scores are what changes of
+single rows do.
+"""
 
 from __future__ import annotations
 
@@ -32,18 +34,35 @@ def rows(count: int, seed: int) -> Dataset:
 
 
 SETTINGS = {
-    "max_steps": -1, "num_train_epochs": 2.5, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "learning_rate": 2e-2,
-    "weight_decay": 0.1, "max_grad_norm": 1.0, "warmup_steps": 2, "lr_scheduler_type": "cosine", "adam_epsilon": 1e-3, "logging_strategy": "no",
-}  # fmt: skip
+    "max_steps": -1,
+    "num_train_epochs": 2.5,
+    "per_device_train_batch_size": 3,
+    "gradient_accumulation_steps": 2,
+    "learning_rate": 2e-2,
+    "weight_decay": 0.1,
+    "max_grad_norm": 1.0,
+    "warmup_steps": 2,
+    "lr_scheduler_type": "cosine",
+    "adam_epsilon": 1e-3,
+    "logging_strategy": "no",
+}
 
 
 def trainer(folder, model=None, data: Dataset | None = None, **changes) -> Trainer:
     args = arguments(folder, **{**SETTINGS, **changes})
-    return Trainer(tiny_model("gpt2") if model is None else model, args, SequenceCollator(0), data or rows(N, seed=0))
+    return Trainer(
+        tiny_model("gpt2") if model is None else model,
+        args,
+        SequenceCollator(0),
+        data or rows(N, seed=0),
+    )
 
 
 def lora():
-    return get_peft_model(tiny_model("llama"), LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj"]))
+    return get_peft_model(
+        tiny_model("llama"),
+        LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj"]),
+    )
 
 
 def frozen():
@@ -52,7 +71,9 @@ def frozen():
     return model
 
 
-PEFT = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21 asks for it
+PEFT = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)  # peft 0.21 asks for it
 
 MODELS = {
     **{kind: lambda kind=kind: tiny_model(kind) for kind in ("gpt2", "llama", "sasrec")},
@@ -60,23 +81,44 @@ MODELS = {
     "frozen": frozen,
 }
 CHANGES = [
-    {}, {"max_grad_norm": 0.0, "optim": "adamw_torch"}, {"optim": "sgd", "weight_decay": 0.0, "optim_args": "momentum=0.5", "learning_rate": 0.3},
-    {"lr_scheduler_type": "linear", "dataloader_drop_last": True, "data_seed": 7, "train_sampling_strategy": "random"},
-    {"gradient_accumulation_steps": 1, "max_steps": 5, "train_sampling_strategy": "sequential", "lr_scheduler_type": "constant_with_warmup"},
-]  # fmt: skip
+    {},
+    {"max_grad_norm": 0.0, "optim": "adamw_torch"},
+    {"optim": "sgd", "weight_decay": 0.0, "optim_args": "momentum=0.5", "learning_rate": 0.3},
+    {
+        "lr_scheduler_type": "linear",
+        "dataloader_drop_last": True,
+        "data_seed": 7,
+        "train_sampling_strategy": "random",
+    },
+    {
+        "gradient_accumulation_steps": 1,
+        "max_steps": 5,
+        "train_sampling_strategy": "sequential",
+        "lr_scheduler_type": "constant_with_warmup",
+    },
+]
 
 
 @PEFT
-@pytest.mark.parametrize(("name", "changes"), [*((name, {}) for name in MODELS), *(("gpt2", changes) for changes in CHANGES[1:])])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [*((name, {}) for name in MODELS), *(("gpt2", changes) for changes in CHANGES[1:])],
+)
 def test_the_replay_ends_at_the_weights_of_the_trainer(tmp_path, name, changes):
     of = trainer(tmp_path, MODELS[name](), **changes)
     before = {name: x.detach().clone() for name, x in of.model.named_parameters()}
     found = attribute(of, rows(2, seed=1))
-    assert all(torch.equal(x, before[name]) for name, x in of.model.named_parameters()), "nothing has trained yet"
+    assert all(torch.equal(x, before[name]) for name, x in of.model.named_parameters()), (
+        "nothing has trained yet"
+    )
     assert found.scores.shape == (2, N)
     of.train()
-    moved = sum((x.detach() - before[name]).square().sum() for name, x in of.model.named_parameters()).sqrt()
-    size = sum(x.detach().square().sum() for name, x in of.model.named_parameters() if x.requires_grad).sqrt()
+    moved = sum(
+        (x.detach() - before[name]).square().sum() for name, x in of.model.named_parameters()
+    ).sqrt()
+    size = sum(
+        x.detach().square().sum() for name, x in of.model.named_parameters() if x.requires_grad
+    ).sqrt()
     assert found.check(of.model) <= 1e-4 * float(moved / size)
     assert found.facts["steps"] == of.state.global_step
 
@@ -103,21 +145,40 @@ def test_every_adjoint_gives_the_derivative_of_autograd(tmp_path, adjoint):
 
 def test_damping_makes_epsilon_larger_on_the_way_back_alone(tmp_path):
     of = trainer(tmp_path, tiny_model("gpt2").double(), max_grad_norm=0.5)
-    exact, found, expected = attribute(of, rows(3, seed=1)), attribute(of, rows(3, seed=1), damping=2.0), Replay.of(of)
+    exact, found, expected = (
+        attribute(of, rows(3, seed=1)),
+        attribute(of, rows(3, seed=1), damping=2.0),
+        Replay.of(of),
+    )
     theta = {name: x.detach().requires_grad_() for name, x in expected.start.items()}
     g = torch.cat(
-        [x.flatten() for x in torch.autograd.grad(sum(expected.loss(theta, (expected.ones,), 1)), list(theta.values()))]
+        [
+            x.flatten()
+            for x in torch.autograd.grad(
+                sum(expected.loss(theta, (expected.ones,), 1)), list(theta.values())
+            )
+        ]
     )
     assert g.norm() > 0.5  # the Trainer clips it
     damped = Replay.of(of, 2.0).optimizer
     assert damped.damping == pytest.approx(2 * 0.5 / int((g != 0).sum()) ** 0.5, rel=1e-5)
     torch.testing.assert_close(found.losses, exact.losses)
-    assert torch.corrcoef(torch.stack([found.scores.flatten(), exact.scores.flatten()]))[0, 1] < 0.99
-    for adjoint, rtol in ((Checkpoint(slots=2), 1e-9), (GradientGraphs(), 1e-9), (Reversible(), 1e-5)):
+    assert (
+        torch.corrcoef(torch.stack([found.scores.flatten(), exact.scores.flatten()]))[0, 1] < 0.99
+    )
+    for adjoint, rtol in (
+        (Checkpoint(slots=2), 1e-9),
+        (GradientGraphs(), 1e-9),
+        (Reversible(), 1e-5),
+    ):
         again = attribute(of, rows(3, seed=1), adjoint, damping=2.0)
         torch.testing.assert_close(again.scores, found.scores, rtol=rtol, atol=1e-9)
     with pytest.raises(
-        ValueError, match=r"adjoint=Direct\(\) cannot follow the reverse rule of optimizer=InnerAdamW; use adjoint=Tape"
+        ValueError,
+        match=(
+            r"adjoint=Direct\(\) cannot follow the reverse rule of optimizer=InnerAdamW; use"
+            r" adjoint=Tape"
+        ),
     ):
         attribute(of, rows(3, seed=1), Direct(), damping=2.0)
 
@@ -126,11 +187,18 @@ def retrained(replay: Replay, weights: Tensor, query: Dataset) -> Tensor:
     """The losses of queries after a training with these weights."""
     theta = replay.train(weights)
     loader = replay.trainer.get_eval_dataloader(query)
-    return torch.stack([replay.learner.hard_loss(theta, replay.batch(loader, [i])).detach() for i in range(len(query))])
+    return torch.stack(
+        [
+            replay.learner.hard_loss(theta, replay.batch(loader, [i])).detach()
+            for i in range(len(query))
+        ]
+    )
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_scores_are_the_changes_that_small_weights_make_and_tell_what_leaving_a_row_out_does(tmp_path, tied):
+def test_scores_are_the_changes_that_small_weights_make_and_tell_what_leaving_a_row_out_does(
+    tmp_path, tied
+):
     """With tied embeddings too: one tensor, one pair of moments."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config_of("gpt2", tie_word_embeddings=tied)).double()
@@ -143,7 +211,10 @@ def test_scores_are_the_changes_that_small_weights_make_and_tell_what_leaving_a_
         change = torch.nn.functional.one_hot(torch.tensor(i), N)
         above, below = (retrained(replay, replay.ones + s * h * change, queries) for s in (1, -1))
         torch.testing.assert_close(found[:, i], -(above - below) / (2 * h), rtol=1e-5, atol=1e-8)
-        left_out.append(retrained(replay, replay.ones - change, queries) - retrained(replay, replay.ones, queries))
+        left_out.append(
+            retrained(replay, replay.ones - change, queries)
+            - retrained(replay, replay.ones, queries)
+        )
     real = torch.stack(left_out, 1)
     clear = found.abs() > found.abs().quantile(0.75)
     assert (real.sign() == found.sign())[clear].all()
@@ -181,45 +252,75 @@ def test_what_was_killed_goes_on_with_the_queries_that_are_missing(tmp_path, mon
         torch.testing.assert_close(found.scores, expected.scores)
         torch.testing.assert_close(found.losses, expected.losses)
     for other, asked in ((trainer(tmp_path, learning_rate=0.1), queries), (of, rows(3, seed=2))):
-        with pytest.raises(ValueError, match=r"resume_dir: '.*queries-0-2.safetensors' is of another training or other"):
+        with pytest.raises(
+            ValueError,
+            match=r"resume_dir: '.*queries-0-2.safetensors' is of another training or other",
+        ):
             attribute(other, asked, resume_dir=tmp_path / "parts")
     of.train()
     assert found.check(of.model) <= 1e-5
 
 
-def test_scores_of_tokens_add_up_to_those_of_their_rows_and_are_what_small_weights_of_tokens_do(tmp_path):
+def test_scores_of_tokens_add_up_to_those_of_their_rows_and_are_what_small_weights_of_tokens_do(
+    tmp_path,
+):
     of, queries, h = trainer(tmp_path, tiny_model("gpt2").double()), rows(2, seed=1), 1e-5
-    found, expected, replay = attribute(of, queries, per_token=True), attribute(of, queries), Replay.of(of)
+    found, expected, replay = (
+        attribute(of, queries, per_token=True),
+        attribute(of, queries),
+        Replay.of(of),
+    )
     lengths = [len(ids) for ids in of.train_dataset["input_ids"]]
     assert found.token_scores.shape == (2, N, max(lengths))
     torch.testing.assert_close(found.scores, expected.scores, rtol=1e-9, atol=1e-12)
     ones = torch.ones(N, max(lengths), dtype=torch.float64)
     for row, token in ((0, 1), (3, 2), (N - 1, lengths[-1] - 1)):
-        change = torch.zeros_like(ones).index_put((torch.tensor(row), torch.tensor(token)), torch.tensor(h, dtype=ones.dtype))
+        change = torch.zeros_like(ones).index_put(
+            (torch.tensor(row), torch.tensor(token)), torch.tensor(h, dtype=ones.dtype)
+        )
         above, below = (retrained(replay, ones + s * change, queries) for s in (1, -1))
-        torch.testing.assert_close(found.token_scores[:, row, token], -(above - below) / (2 * h), rtol=1e-5, atol=1e-9)
+        torch.testing.assert_close(
+            found.token_scores[:, row, token], -(above - below) / (2 * h), rtol=1e-5, atol=1e-9
+        )
     for row, length in enumerate(lengths):
         assert not found.token_scores[:, row, 0].any(), "nothing predicts it"
         assert not found.token_scores[:, row, length:].any()
         assert found.token_scores[:, row, 1:length].all()
     best = found.top(1)[0]
-    assert [name for name, _ in best.tokens] == [f"[{i}]" for i in of.train_dataset["input_ids"][best.row]]
+    assert [name for name, _ in best.tokens] == [
+        f"[{i}]" for i in of.train_dataset["input_ids"][best.row]
+    ]
     assert sum(score for _, score in best.tokens) == pytest.approx(best.score)
     found.save(tmp_path / "scores")
     read = Attribution.load(tmp_path / "scores")
     assert torch.equal(read.token_scores, found.token_scores)
     assert read.top() == found.top()
     table = load_dataset(str(tmp_path / "scores"), cache_dir=str(tmp_path / "cache"))["train"]
-    assert [len(scores) for scores in table["token_scores"]] == [len(names) for names in table["tokens"]] == lengths
+    assert (
+        [len(scores) for scores in table["token_scores"]]
+        == [len(names) for names in table["tokens"]]
+        == lengths
+    )
 
 
 @pytest.mark.slow
 def test_two_processes_share_the_rows_of_a_step(tmp_path):
-    """They find what one does that accumulates their batches, also where one has a batch with nothing to predict; and one of them saves."""
+    """They find what one does that accumulates their batches, also where one has a batch with
+    nothing to predict; and one of them saves.
+    """
     of, queries = trainer(tmp_path, data=rows(12, seed=0)), rows(2, seed=1)
     ids = [*of.train_dataset["input_ids"][:8], [1], [2], *of.train_dataset["input_ids"][10:]]
-    settings = {**SETTINGS, "per_device_train_batch_size": 2, "num_train_epochs": 2, "train_sampling_strategy": "sequential"}
-    one = trainer(tmp_path, data=Dataset.from_dict({"input_ids": ids}), **{**settings, "gradient_accumulation_steps": 2})
+    settings = {
+        **SETTINGS,
+        "per_device_train_batch_size": 2,
+        "num_train_epochs": 2,
+        "train_sampling_strategy": "sequential",
+    }
+    one = trainer(
+        tmp_path,
+        data=Dataset.from_dict({"input_ids": ids}),
+        **{**settings, "gradient_accumulation_steps": 2},
+    )
     expected = attribute(one, queries, per_token=True)
     word_tokenizer(["a b c d e f g"], 20).save_pretrained(tmp_path / "model")
     tiny_model("gpt2").save_pretrained(tmp_path / "model")
@@ -227,13 +328,38 @@ def test_two_processes_share_the_rows_of_a_step(tmp_path):
         "".join(json.dumps({"text": text}) + "\n" for text in ("a b c", "c d e f", "f g", "g a b"))
     )
     command = [
-        "attribute", str(tmp_path / "model"), str(tmp_path / "data.jsonl"), "--test", str(tmp_path / "data.jsonl"), "--max_steps", "2",
-        "--use_cpu", "True", "--per_device_train_batch_size", "2", "--disable_tqdm", "True", "--learning_rate", "1e-2",
-        "--adam_epsilon", "1e-3", "--output_dir",
-    ]  # fmt: skip
+        "attribute",
+        str(tmp_path / "model"),
+        str(tmp_path / "data.jsonl"),
+        "--test",
+        str(tmp_path / "data.jsonl"),
+        "--max_steps",
+        "2",
+        "--use_cpu",
+        "True",
+        "--per_device_train_batch_size",
+        "2",
+        "--disable_tqdm",
+        "True",
+        "--learning_rate",
+        "1e-2",
+        "--adam_epsilon",
+        "1e-3",
+        "--output_dir",
+    ]
     (folder := tmp_path / "two").mkdir()
-    given = {**settings, "gradient_accumulation_steps": 1, "rows": ids, "queries": queries["input_ids"][:]}
-    codes = run(folder, {**given, "command": [*command, str(tmp_path / "out-2"), "--check"]}, processes=2, target=attributed)
+    given = {
+        **settings,
+        "gradient_accumulation_steps": 1,
+        "rows": ids,
+        "queries": queries["input_ids"][:],
+    }
+    codes = run(
+        folder,
+        {**given, "command": [*command, str(tmp_path / "out-2"), "--check"]},
+        processes=2,
+        target=attributed,
+    )
     assert codes == [0, 0], [path.read_text() for path in tmp_path.glob("two.*.log")]
     for rank in range(2):
         found = torch.load(folder / f"process-{rank}.pt")
@@ -261,7 +387,9 @@ def test_rows_with_their_text_are_saved_and_read_again(tmp_path):
     means = found.scores.mean(0)
     assert [row.row for row in found.top(3)] == means.argsort(descending=True)[:3].tolist()
     assert [row.score for row in found.bottom(N, query=1)] == sorted(found.scores[1].tolist())
-    assert found.top(1)[0].text == "|".join(map(str, of.train_dataset[int(means.argmax())]["input_ids"]))
+    assert found.top(1)[0].text == "|".join(
+        map(str, of.train_dataset[int(means.argmax())]["input_ids"])
+    )
     found.save(tmp_path / "scores")
     read = Attribution.load(tmp_path / "scores")
     assert torch.equal(read.scores, found.scores)
@@ -271,11 +399,20 @@ def test_rows_with_their_text_are_saved_and_read_again(tmp_path):
     table = load_dataset(str(tmp_path / "scores"), cache_dir=str(tmp_path / "cache"))["train"]
     assert table["score"] == pytest.approx(means.tolist())
     assert table["text"] == found.texts
-    assert load_dataset(str(tmp_path / "scores"), "queries", cache_dir=str(tmp_path / "cache"))["train"].num_rows == 2
+    assert (
+        load_dataset(str(tmp_path / "scores"), "queries", cache_dir=str(tmp_path / "cache"))[
+            "train"
+        ].num_rows
+        == 2
+    )
     assert found.plot().axes[0].get_ylabel().startswith("score")
-    with pytest.raises(FileExistsError, match=r"folder .*scores' holds something already; choose another one"):
+    with pytest.raises(
+        FileExistsError, match=r"folder .*scores' holds something already; choose another one"
+    ):
         found.save(tmp_path / "scores")
-    with pytest.raises(FileNotFoundError, match=r"has no scores\.safetensors; give one of Attribution\.save"):
+    with pytest.raises(
+        FileNotFoundError, match=r"has no scores\.safetensors; give one of Attribution\.save"
+    ):
         Attribution.load(tmp_path / "of")
     with pytest.raises(ValueError, match="loaded and holds no parameters"):
         read.check(of.model)
@@ -285,7 +422,9 @@ def test_a_model_that_was_trained_in_another_way_is_no_match(tmp_path):
     found = attribute(trainer(tmp_path), rows(1, seed=1))
     other = trainer(tmp_path, learning_rate=0.05)
     other.train()
-    with pytest.raises(ValueError, match=r"model differs from the replayed training by .* than tolerance=0\.01"):
+    with pytest.raises(
+        ValueError, match=r"model differs from the replayed training by .* than tolerance=0\.01"
+    ):
         found.check(other.model)
 
 
@@ -319,16 +458,35 @@ def in_stairs(folder) -> Trainer:
 
 
 BAD = {
-    "dropout": (lambda folder: trainer(folder, with_dropout()), r"its model has dropout; set it to 0 .*\(transformer\.h\.0\.attn"),
+    "dropout": (
+        lambda folder: trainer(folder, with_dropout()),
+        r"its model has dropout; set it to 0 .*\(transformer\.h\.0\.attn",
+    ),
     "trained": (trained, "it has trained already; make a new Trainer"),
-    "smoothing": (lambda folder: trainer(folder, label_smoothing_factor=0.1), "its first gradient is not that of the mean cross-entropy"),
+    "smoothing": (
+        lambda folder: trainer(folder, label_smoothing_factor=0.1),
+        "its first gradient is not that of the mean cross-entropy",
+    ),
     "noise": (noisy, "its first gradient is not .* random rows or collators"),
-    "lengths": (lambda folder: trainer(folder, train_sampling_strategy="group_by_length"), "no seed orders its LengthGroupedSampler"),
-    "optimizer": (lambda folder: trainer(folder, optim="adafactor"), "no optimizer here is its Adafactor; use AdamW"),
-    "decay": (lambda folder: trainer(folder, optim="sgd"), "no optimizer here has the weight_decay of its SGD"),
+    "lengths": (
+        lambda folder: trainer(folder, train_sampling_strategy="group_by_length"),
+        "no seed orders its LengthGroupedSampler",
+    ),
+    "optimizer": (
+        lambda folder: trainer(folder, optim="adafactor"),
+        "no optimizer here is its Adafactor; use AdamW",
+    ),
+    "decay": (
+        lambda folder: trainer(folder, optim="sgd"),
+        "no optimizer here has the weight_decay of its SGD",
+    ),
     "schedule": (in_stairs, "its StepLR is no function of the step"),
-}  # fmt: skip
-UNDAMPED = {"sgd": ({"optim": "sgd", "weight_decay": 0.0}, 1.0), "negative": ({}, -1.0), "endless": ({}, float("inf"))}
+}
+UNDAMPED = {
+    "sgd": ({"optim": "sgd", "weight_decay": 0.0}, 1.0),
+    "negative": ({}, -1.0),
+    "endless": ({}, float("inf")),
+}
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -341,17 +499,29 @@ def test_what_cannot_be_replayed_is_one_clear_error(tmp_path, case):
 @pytest.mark.parametrize("case", UNDAMPED)
 def test_what_cannot_be_damped_is_one_clear_error(tmp_path, case):
     changes, damping = UNDAMPED[case]
-    with pytest.raises(ValueError, match=rf"damping={damping} has to be a number from 0 on, and 0 with SGD"):
+    with pytest.raises(
+        ValueError, match=rf"damping={damping} has to be a number from 0 on, and 0 with SGD"
+    ):
         attribute(trainer(tmp_path, **changes), rows(1, seed=1), damping=damping)
 
 
 def test_queries_that_predict_nothing_and_trainings_that_diverge(tmp_path):
-    with pytest.raises(ValueError, match=r"test_dataset has 2 rows, nothing to predict in \[1\]; give"):
+    with pytest.raises(
+        ValueError, match=r"test_dataset has 2 rows, nothing to predict in \[1\]; give"
+    ):
         attribute(trainer(tmp_path), Dataset.from_dict({"input_ids": [[1, 2, 3], [4]]}))
     with pytest.raises(ValueError, match="test_dataset has 0 rows"):
         attribute(trainer(tmp_path), Dataset.from_dict({"input_ids": []}))
-    wild = {"optim": "sgd", "weight_decay": 0.0, "learning_rate": 1e30, "max_grad_norm": 0.0, "warmup_steps": 0}
-    with pytest.raises(FloatingPointError, match=r"not finite after 5 steps with optimizer=InnerSGD\("):
+    wild = {
+        "optim": "sgd",
+        "weight_decay": 0.0,
+        "learning_rate": 1e30,
+        "max_grad_norm": 0.0,
+        "warmup_steps": 0,
+    }
+    with pytest.raises(
+        FloatingPointError, match=r"not finite after 5 steps with optimizer=InnerSGD\("
+    ):
         attribute(trainer(tmp_path, **wild), rows(1, seed=1))
 
 
@@ -364,9 +534,14 @@ def partly_stepped(folder) -> Trainer:
 def unlike_groups(folder) -> Trainer:
     of = trainer(folder)
     names = dict(of.model.named_parameters())
-    groups = [{"params": [x for name, x in names.items() if ("wte" in name) is of_table]} for of_table in (True, False)]
+    groups = [
+        {"params": [x for name, x in names.items() if ("wte" in name) is of_table]}
+        for of_table in (True, False)
+    ]
     of.optimizer = torch.optim.AdamW(groups, lr=1e-2)
-    of.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(of.optimizer, [lambda step: 1.0, lambda step: 0.3**step])
+    of.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+        of.optimizer, [lambda step: 1.0, lambda step: 0.3**step]
+    )
     return of
 
 
@@ -382,9 +557,12 @@ SILENT = {
     "neftune": (lambda folder: trainer(folder, neftune_noise_alpha=20.0), "NEFTune draws noise"),
     "best": (with_best, "it may end with an earlier model"),
     "empty": (
-        lambda folder: trainer(folder, per_device_train_batch_size=16, dataloader_drop_last=True, max_steps=6), "its training set makes no batch"
+        lambda folder: trainer(
+            folder, per_device_train_batch_size=16, dataloader_drop_last=True, max_steps=6
+        ),
+        "its training set makes no batch",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", SILENT)
@@ -405,4 +583,7 @@ def test_kept_scores_of_a_model_that_trains_otherwise_are_refused(tmp_path):
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_queries_are_not_kept_for_the_trainers_own_evaluations(tmp_path):
     of = trainer(tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True)
-    assert [attribute(of, rows(count, seed=count)).scores.shape for count in (2, 3)] == [(2, N), (3, N)]
+    assert [attribute(of, rows(count, seed=count)).scores.shape for count in (2, 3)] == [
+        (2, N),
+        (3, N),
+    ]

@@ -1,4 +1,6 @@
-"""The influence of training sequences: exact, whatever the adjoint, and what real retrainings show."""
+"""The influence of training sequences: exact, whatever the adjoint, and what real
+retrainings show.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def sentences(count: int, seed: int) -> dict[str, Tensor]:
     """Of two to six ids."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(2, 7, (count,), generator=generator).tolist()
-    rows = [{"input_ids": torch.randint(1, V, (length,), generator=generator)} for length in lengths]
+    rows = [
+        {"input_ids": torch.randint(1, V, (length,), generator=generator)} for length in lengths
+    ]
     return SequenceCollator(0)(rows)
 
 
@@ -42,7 +46,9 @@ def training(learner: Learner, request) -> WeightedTraining:
     start = {name: x.double() for name, x in learner.initial_parameters(0).items()}
     batches = minibatches(N, BATCH, STEPS, seed=1)
     assert batches.unique(return_counts=True)[1].max() > 1  # weights of sequences that come again
-    return WeightedTraining(learner, sentences(N, seed=2), batches, OPTIMIZERS[request.param], start)
+    return WeightedTraining(
+        learner, sentences(N, seed=2), batches, OPTIMIZERS[request.param], start
+    )
 
 
 TEST = sentences(5, seed=3)
@@ -57,7 +63,9 @@ def test_the_loss_is_the_weighted_sum_over_the_unweighted_number_of_tokens(train
     rows = {name: x[chosen] for name, x in training.rows.items()}
     logits = training.learner.logits(training.start, rows)[:, :-1]
     labels = rows["labels"][:, 1:]
-    losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+    losses = torch.nn.functional.cross_entropy(
+        logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
+    )
     expected = (w[chosen] * losses.sum(1)).sum() / (labels != IGNORED).sum()
     torch.testing.assert_close(training.loss(training.start, (w,), 1), expected)
     unweighted = training.loss(training.start, (training.ones,), 1)
@@ -78,11 +86,16 @@ def test_every_adjoint_gives_the_derivative_of_autograd(training, adjoint):
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.filterwarnings("default")
 def test_compiled_steps_give_the_same_influence_and_are_compiled_once(training):
-    """Whatever the number of padded columns and of predicted ids in a minibatch, which differs here."""
+    """Whatever the number of padded columns and of predicted ids in a minibatch, which differs
+    here.
+    """
     expected = influence(training, TEST, adjoint=Direct())
     compiled, stats = replace(training, torch_compile=True), torch._dynamo.utils.counters["stats"]
-    # The share of the positions that count was float32 here, also in a float64 training: an error of 1.3e-5.
-    torch.testing.assert_close(influence(compiled, TEST, adjoint=Tape()), expected, rtol=1e-9, atol=0)
+    # The share of the positions that count was float32 here, also in a float64 training: an error
+    # of 1.3e-5.
+    torch.testing.assert_close(
+        influence(compiled, TEST, adjoint=Tape()), expected, rtol=1e-9, atol=0
+    )
     before = stats["unique_graphs"]
     influence(compiled, TEST, weights=weights(), adjoint=Tape())
     assert 0 < stats["unique_graphs"] == before
@@ -93,13 +106,17 @@ def test_it_is_what_small_changes_of_the_weights_do(training):
     found = influence(training, TEST, weights=w, adjoint=Tape())
     for i in range(N):
         change = h * torch.nn.functional.one_hot(torch.tensor(i), N)
-        above, below = (training.learner.hard_loss(training.train(w + s * change), TEST) for s in (1, -1))
+        above, below = (
+            training.learner.hard_loss(training.train(w + s * change), TEST) for s in (1, -1)
+        )
         torch.testing.assert_close(found[i], -(above - below) / (2 * h), rtol=1e-4, atol=1e-8)
 
 
 def test_several_losses_have_a_row_each(training):
     one = {name: x[:1] for name, x in TEST.items()}
-    losses = lambda theta: torch.stack([training.learner.hard_loss(theta, batch) for batch in (TEST, one)])  # noqa: E731
+    losses = lambda theta: torch.stack(  # noqa: E731
+        [training.learner.hard_loss(theta, batch) for batch in (TEST, one)]
+    )
     expected = torch.stack([influence(training, test) for test in (TEST, one)])
     torch.testing.assert_close(influence(training, losses), expected)
 
@@ -112,7 +129,9 @@ def test_a_weight_of_zero_is_a_sequence_left_out_and_one_that_no_batch_has_does_
     changed = {name: x.clone() for name, x in training.rows.items()}
     changed["input_ids"][1, 1], changed["labels"][1, 1] = 5, 5
     without = torch.tensor([1.0, 0.0, 1.0, 1.0])  # float32, where the parameters are float64
-    torch.testing.assert_close(replace(training, rows=changed).train(without), training.train(without))
+    torch.testing.assert_close(
+        replace(training, rows=changed).train(without), training.train(without)
+    )
 
 
 def test_gradient_scores_are_those_of_single_gradients(training):
@@ -129,7 +148,9 @@ def test_gradient_scores_are_those_of_single_gradients(training):
         g = gradient(row) * (row["labels"][:, 1:] != IGNORED).sum()
         dots.append(g @ test)
         cosines.append(torch.cosine_similarity(g, test, dim=0))
-    torch.testing.assert_close(gradient_products(training, TEST, [theta, theta]), 2 * torch.stack(dots))
+    torch.testing.assert_close(
+        gradient_products(training, TEST, [theta, theta]), 2 * torch.stack(dots)
+    )
     torch.testing.assert_close(gradient_cosines(training, TEST, theta), torch.stack(cosines))
 
 
@@ -143,20 +164,38 @@ NO_LABELS = torch.full((N, 6), IGNORED)
     [
         ({"batches": torch.tensor([[0, 7]])}, "batches names the rows 0 to 7, but rows has 0 to 6"),
         ({"batches": torch.tensor([0, 1])}, r"batches is torch.int64 of shape \(2,\)"),
-        ({"rows": {**ROWS, "user": torch.arange(N)}}, r"rows has the shapes {'user': \(7,\)}; give every column as \(n, L\)"),
-        ({"rows": {"input_ids": torch.ones(7, 3)}}, "rows has input_ids; give input_ids and labels"),
-        ({"rows": {**ROWS, "input_ids": torch.full((N, 6), V)}}, rf"rows\['input_ids'\] holds the id {V}, outside 0 … {V - 1}"),
-        ({"rows": {**ROWS, "attention_mask": LEFT_PADDED}}, r"rows\['attention_mask'\]\[3\] has padding before an id; pad on the right"),
-        ({"rows": {**ROWS, "labels": NO_LABELS}}, r"batches\[0\] has only rows without a label to predict"),
+        (
+            {"rows": {**ROWS, "user": torch.arange(N)}},
+            r"rows has the shapes {'user': \(7,\)}; give every column as \(n, L\)",
+        ),
+        (
+            {"rows": {"input_ids": torch.ones(7, 3)}},
+            "rows has input_ids; give input_ids and labels",
+        ),
+        (
+            {"rows": {**ROWS, "input_ids": torch.full((N, 6), V)}},
+            rf"rows\['input_ids'\] holds the id {V}, outside 0 … {V - 1}",
+        ),
+        (
+            {"rows": {**ROWS, "attention_mask": LEFT_PADDED}},
+            r"rows\['attention_mask'\]\[3\] has padding before an id; pad on the right",
+        ),
+        (
+            {"rows": {**ROWS, "labels": NO_LABELS}},
+            r"batches\[0\] has only rows without a label to predict",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_training_says_what_is_wrong(training, changes, message):
     with pytest.raises(ValueError, match=message):
         replace(training, **changes)
 
 
 def test_weights_that_cannot_be_used(training):
-    for weights, message in ((torch.ones(3), r"the shape \(3,\)"), (torch.ones(N) / 0, r"weights\[0\] is not finite")):
+    for weights, message in (
+        (torch.ones(3), r"the shape \(3,\)"),
+        (torch.ones(N) / 0, r"weights\[0\] is not finite"),
+    ):
         with pytest.raises(ValueError, match=message):
             influence(training, TEST, weights=weights)
 
@@ -165,20 +204,46 @@ def test_weights_that_cannot_be_used(training):
     ("test", "error", "message"),
     [
         (lambda loss, theta: loss(theta).view(1, 1), ValueError, r"losses of shape \(1, 1\)"),
-        (lambda loss, theta: loss(theta) * torch.inf, FloatingPointError, "the influence is not finite after 6 steps"),
-        (None, TypeError, "test is a NoneType; give a batch with input_ids and labels, or a function of θ"),
-        ({"input_ids": TEST["input_ids"]}, ValueError, "test has input_ids; give input_ids and labels"),
-        ({**TEST, "input_ids": TEST["input_ids"] + V}, ValueError, rf"test\['input_ids'\] holds the id \d+, outside 0 … {V - 1}"),
-        ({**TEST, "labels": torch.full_like(TEST["labels"], IGNORED)}, ValueError, "test has no label to predict"),
+        (
+            lambda loss, theta: loss(theta) * torch.inf,
+            FloatingPointError,
+            "the influence is not finite after 6 steps",
+        ),
+        (
+            None,
+            TypeError,
+            "test is a NoneType; give a batch with input_ids and labels, or a function of θ",
+        ),
+        (
+            {"input_ids": TEST["input_ids"]},
+            ValueError,
+            "test has input_ids; give input_ids and labels",
+        ),
+        (
+            {**TEST, "input_ids": TEST["input_ids"] + V},
+            ValueError,
+            rf"test\['input_ids'\] holds the id \d+, outside 0 … {V - 1}",
+        ),
+        (
+            {**TEST, "labels": torch.full_like(TEST["labels"], IGNORED)},
+            ValueError,
+            "test has no label to predict",
+        ),
     ],
-)  # fmt: skip
+)
 def test_tests_that_cannot_be_used(training, test, error, message):
-    given = partial(test, lambda theta: training.learner.hard_loss(theta, TEST)) if callable(test) else test
+    given = (
+        partial(test, lambda theta: training.learner.hard_loss(theta, TEST))
+        if callable(test)
+        else test
+    )
     with pytest.raises(error, match=message):
         influence(training, given)
 
 
-def partly_frozen(trained: tuple[str, ...], frozen_type: torch.dtype = torch.float32) -> WeightedTraining:
+def partly_frozen(
+    trained: tuple[str, ...], frozen_type: torch.dtype = torch.float32
+) -> WeightedTraining:
     """Of a model in which only parameters with one of these names train."""
 
     def model() -> torch.nn.Module:
@@ -198,7 +263,9 @@ def test_frozen_parameters_have_no_part_in_gradient_scores():
 
     def scores(*trained: str) -> tuple[Tensor, Tensor]:
         training = partly_frozen(trained)
-        return gradient_products(training, TEST, [training.start]), gradient_cosines(training, TEST, training.start)
+        return gradient_products(training, TEST, [training.start]), gradient_cosines(
+            training, TEST, training.start
+        )
 
     embeddings, others, both = scores("wte"), scores("ln_"), scores("wte", "ln_")
     torch.testing.assert_close(embeddings[0] + others[0], both[0], rtol=1e-3, atol=1e-5)

@@ -1,4 +1,6 @@
-"""Settings from a YAML file and the command line: types, precedence, and one line for what is wrong."""
+"""Settings from a YAML file and the command line: types, precedence, and one line for what is
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def test_a_config_gives_every_field_its_value_and_a_model(path):
     assert settings.learner["model_type"] in ("gpt2", "sasrec")
     in_file = yaml.safe_load(path.read_text(encoding="utf-8"))
     parsed = {**vars(settings), **vars(args)}
-    assert {k: float(v) if isinstance(parsed[k], float) else v for k, v in in_file.items()}.items() <= parsed.items()
+    assert {
+        k: float(v) if isinstance(parsed[k], float) else v for k, v in in_file.items()
+    }.items() <= parsed.items()
     if "x" in path.stem:
         assert f"_{args.num_sequences}x{args.sequence_length}" in path.stem
 
@@ -37,7 +41,9 @@ def test_a_config_gives_every_field_its_value_and_a_model(path):
 def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("learning_rate: 2e-2\ninner_epsilon: 1e-5\ninner_betas: [0.8, 0.9]\n")
-    settings, args = parse("--config", str(path), "--inner_epsilon", "1e-3", "--learner", '{"model_type": "farzi_rnn"}')
+    settings, args = parse(
+        "--config", str(path), "--inner_epsilon", "1e-3", "--learner", '{"model_type": "farzi_rnn"}'
+    )
     assert (args.learning_rate, args.inner_epsilon, args.inner_betas) == (0.02, 0.001, [0.8, 0.9])
     assert settings.learner == {"model_type": "farzi_rnn"}
     assert settings.teachers == [settings.learner]
@@ -48,7 +54,12 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path
 
 def test_a_config_in_another_encoding_is_named(tmp_path):
     (tmp_path / "latin.yaml").write_bytes("dataset: caf\xe9\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"^config='.*latin\.yaml' cannot be read: .*position 12.*; give a YAML file in UTF-8$"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"^config='.*latin\.yaml' cannot be read: .*position 12.*; give a YAML file in UTF-8$"
+        ),
+    ):
         parse("--config", str(tmp_path / "latin.yaml"))
 
 
@@ -84,15 +95,17 @@ def test_a_config_that_is_wrong_ends_in_one_line(tmp_path, content, message):
 def test_what_yaml_reads_as_another_type_is_what_was_meant(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(
-        "dataset: sample\nuse_cpu: true\nnum_students: 2\nlearning_rate: 1e-2\ninner_betas: [0.5, 1e-1]\nwindow: null\n"
-        "save_strategy: no\neval_strategy: steps\n"
+        "dataset: sample\nuse_cpu: true\nnum_students: 2\nlearning_rate: 1e-2\ninner_betas: [0.5,"
+        " 1e-1]\nwindow: null\nsave_strategy: no\neval_strategy: steps\n"
     )
     settings, args = parse_arguments(TYPES, path, [])
     assert (settings.num_students, args.learning_rate, args.inner_betas) == (2, 0.01, [0.5, 0.1])
     assert (args.save_strategy, args.eval_strategy) == ("no", "steps")
 
 
-def test_the_recipe_of_a_summary_that_python_distilled_needs_a_data_set(tmp_path, sequences, tokenizer):
+def test_the_recipe_of_a_summary_that_python_distilled_needs_a_data_set(
+    tmp_path, sequences, tokenizer
+):
     tiny_trainer(tmp_path / "out", sequences, tokenizer).save_model(tmp_path / "summary")
     recipe = str(tmp_path / "summary" / "recipe.yaml")
     with pytest.raises(ValueError, match=r"^dataset=None: .* give --dataset$"):

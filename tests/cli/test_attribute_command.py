@@ -30,8 +30,12 @@ def folder(tmp_path_factory):
     texts = load_sample_text(60)["train"]["text"]
     tokenizer = word_tokenizer(texts, 60)
     tokenizer.save_pretrained(folder / "model")
-    AutoModelForCausalLM.from_config(config_of("gpt2", len(tokenizer), resid_pdrop=0.1)).save_pretrained(folder / "model")
-    (folder / "data.jsonl").write_text("".join(json.dumps({"said": text}) + "\n" for text in texts[:12]))
+    AutoModelForCausalLM.from_config(
+        config_of("gpt2", len(tokenizer), resid_pdrop=0.1)
+    ).save_pretrained(folder / "model")
+    (folder / "data.jsonl").write_text(
+        "".join(json.dumps({"said": text}) + "\n" for text in texts[:12])
+    )
     (folder / "test.csv").write_text("said\n" + "\n".join(f'"{text}"' for text in texts[12:20]))
     return folder
 
@@ -44,9 +48,23 @@ def attribute(folder, *more: str) -> None:
     main(["attribute", str(folder / "model"), str(folder / "data.jsonl"), *given, *SHORT, *more])
 
 
-@pytest.mark.parametrize("more", [(), ("--lora", "2", "--learning_rate", "1e-2", "--adjoint", "reversible")], ids=["all", "lora"])
+@pytest.mark.parametrize(
+    "more",
+    [(), ("--lora", "2", "--learning_rate", "1e-2", "--adjoint", "reversible")],
+    ids=["all", "lora"],
+)
 def test_rows_are_scored_saved_and_printed(folder, tmp_path, capsys, more):
-    attribute(folder, "--output_dir", str(tmp_path / "out"), "--queries", "3", "--top", "2", "--check", *more)
+    attribute(
+        folder,
+        "--output_dir",
+        str(tmp_path / "out"),
+        "--queries",
+        "3",
+        "--top",
+        "2",
+        "--check",
+        *more,
+    )
     printed = capsys.readouterr().out
     found = Attribution.load(tmp_path / "out")
     assert found.scores.shape == (3, 12)
@@ -54,16 +72,32 @@ def test_rows_are_scored_saved_and_printed(folder, tmp_path, capsys, more):
     assert "Dropout is switched off: resid_pdrop" in printed
     for row in (*found.top(2), *found.bottom(2)):
         assert f"{row.row:>7} {row.score:>+11.3e}  {row.text}" in printed
-    assert "With --adam_epsilon 1e-08 these hold for small changes; --damping 1 says more" in printed
+    assert (
+        "With --adam_epsilon 1e-08 these hold for small changes; --damping 1 says more" in printed
+    )
     assert float(printed.rsplit("differ from the replay's by ", 1)[1].split()[0]) < 1e-4
 
 
 def test_tokens_have_scores_that_are_printed(folder, tmp_path, capsys):
-    attribute(folder, "--output_dir", str(tmp_path / "out"), "--queries", "1", "--top", "1", "--per_token", "--damping", "1")
+    attribute(
+        folder,
+        "--output_dir",
+        str(tmp_path / "out"),
+        "--queries",
+        "1",
+        "--top",
+        "1",
+        "--per_token",
+        "--damping",
+        "1",
+    )
     found = Attribution.load(tmp_path / "out")
     best, worst = found.top(1)[0], found.bottom(1)[0]
     assert [name for name, _ in best.tokens if name not in SPECIAL_TOKENS] == best.text.split()
-    (useful, score), (harmful, less) = max(best.tokens, key=lambda x: x[1]), min(worst.tokens, key=lambda x: x[1])
+    (useful, score), (harmful, less) = (
+        max(best.tokens, key=lambda x: x[1]),
+        min(worst.tokens, key=lambda x: x[1]),
+    )
     printed = capsys.readouterr().out
     assert "damping=0.0," not in found.facts["optimizer"]
     assert "--damping" not in printed
@@ -75,7 +109,11 @@ HISTORIES = {"ann": "abcd", "bob": "bcda", "cat": "acbd", "dan": "dcba"}
 
 
 def interactions(path, histories: dict[str, str]) -> str:
-    lines = [f"{user},{item},{time}" for user, items in histories.items() for time, item in enumerate(items)]
+    lines = [
+        f"{user},{item},{time}"
+        for user, items in histories.items()
+        for time, item in enumerate(items)
+    ]
     path.write_text("user_id,item_id,timestamp\n" + "\n".join(lines))
     return str(path)
 
@@ -85,13 +123,20 @@ LORA = pytest.param(("--lora", "2", "--learning_rate", "1e-2"), marks=pytest.mar
 
 @pytest.mark.parametrize("more", [(), LORA], ids=["all", "lora"])
 def test_rows_of_interactions_are_the_histories_of_users(tmp_path, capsys, more):
-    AutoModelForCausalLM.from_config(config_of("sasrec", 5, dropout=0.1, max_length=3)).save_pretrained(tmp_path / "model")
+    AutoModelForCausalLM.from_config(
+        config_of("sasrec", 5, dropout=0.1, max_length=3)
+    ).save_pretrained(tmp_path / "model")
     data = interactions(tmp_path / "data.csv", HISTORIES)
     test = interactions(tmp_path / "test.csv", {"eve": "bd", "fay": "c"})
     how = ["--output_dir", str(tmp_path / "out"), "--check", *more]
     main(["attribute", str(tmp_path / "model"), data, "--test", test, *SHORT, *how])
     printed, found = capsys.readouterr().out, Attribution.load(tmp_path / "out")
-    assert found.texts == ["b | c | d", "c | d | a", "c | b | d", "c | b | a"]  # the last that the model can read
+    assert found.texts == [
+        "b | c | d",
+        "c | d | a",
+        "c | b | d",
+        "c | b | a",
+    ]  # the last that the model can read
     assert found.queries == ["b | d"]
     assert found.scores.abs().min() > 0
     assert float(printed.rsplit("differ from the replay's by ", 1)[1].split()[0]) < 1e-4
@@ -113,14 +158,21 @@ def test_items_have_the_numbers_that_the_model_knows_them_by(tmp_path):
         "--max_steps",
         "1",
     ]
-    with pytest.raises(SystemExit, match=r"the model has 6 items, not 4: list their names in its vocabulary\.json"):
+    with pytest.raises(
+        SystemExit, match=r"the model has 6 items, not 4: list their names in its vocabulary\.json"
+    ):
         main([*command, "--output_dir", str(tmp_path / "out")])
     (tmp_path / "model" / "vocabulary.json").write_text(json.dumps([*names[:-1], "x"]))
-    with pytest.raises(SystemExit, match=r"lacks 1 items of 16 interactions of 4 users .*, such as 'a', .*; leave them out"):
+    with pytest.raises(
+        SystemExit,
+        match=r"lacks 1 items of 16 interactions of 4 users .*, such as 'a', .*; leave them out",
+    ):
         main([*command, "--output_dir", str(tmp_path / "out")])
     (tmp_path / "model" / "vocabulary.json").write_text(json.dumps(names))
     main([*command, "--output_dir", str(tmp_path / "out")])
-    assert Attribution.load(tmp_path / "out").texts == [" | ".join(items) for items in HISTORIES.values()]
+    assert Attribution.load(tmp_path / "out").texts == [
+        " | ".join(items) for items in HISTORIES.values()
+    ]
 
 
 def with_titles(*titles: str) -> Interactions:
@@ -130,24 +182,38 @@ def with_titles(*titles: str) -> Interactions:
 
 def test_names_of_items_are_read_once_for_all_histories(monkeypatch):
     reads, names = [], Interactions.vocabulary.fget
-    monkeypatch.setattr(Interactions, "vocabulary", property(lambda self: reads.append(1) or names(self)))
-    assert histories(with_titles("<pad>", "a", "b", "c"), ["<pad>", "c", "b", "a"], 2) == [[2, 1], [1, 3]]
+    monkeypatch.setattr(
+        Interactions, "vocabulary", property(lambda self: reads.append(1) or names(self))
+    )
+    assert histories(with_titles("<pad>", "a", "b", "c"), ["<pad>", "c", "b", "a"], 2) == [
+        [2, 1],
+        [1, 3],
+    ]
     assert len(reads) == 1
 
 
 def test_items_of_one_name_are_told_apart_or_refused():
     names = ["<pad>", "a", "b", "a"]
     assert histories(with_titles(*names), names, 9) == [[1, 2, 3], [3, 1]]
-    message = r"2 items of 5 interactions of 2 users .* such as 'a', or several items .*; leave them out"
-    for given, of_model in ((names, ["<pad>", "b", "a", "c"]), (["<pad>", "a", "b", "c"], ["<pad>", "c", "a", "b", "a", "c"])):
+    message = (
+        r"2 items of 5 interactions of 2 users .* such as 'a', or several items .*; leave them out"
+    )
+    for given, of_model in (
+        (names, ["<pad>", "b", "a", "c"]),
+        (["<pad>", "a", "b", "c"], ["<pad>", "c", "a", "b", "a", "c"]),
+    ):
         with pytest.raises(ValueError, match=message):
             histories(with_titles(*given), of_model, 9)
-    assert histories(with_titles("<pad>", "a", "b", "c"), ["<pad>", "x", "c", "x", "b", "a"], 9) == [[5, 4, 2], [2, 5]]
+    assert histories(
+        with_titles("<pad>", "a", "b", "c"), ["<pad>", "x", "c", "x", "b", "a"], 9
+    ) == [[5, 4, 2], [2, 5]]
 
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_blank_rows_of_a_text_are_left_out(folder, tmp_path, ends):
-    """A tokenizer without BOS and EOS makes no ids of a blank row, and a single one of a word, which has nothing to predict."""
+    """A tokenizer without BOS and EOS makes no ids of a blank row, and a single one of a word,
+    which has nothing to predict.
+    """
     tokenizer = word_tokenizer(["one two"], 9)
     if not ends:
         tokenizer.bos_token = tokenizer.eos_token = None
@@ -168,13 +234,16 @@ def test_blank_rows_of_a_text_are_left_out(folder, tmp_path, ends):
     ("more", "message"),
     [
         (("--column", "text"), r"data\.jsonl' has no rows with text in 'text'; name the --column"),
-        (("--output_dir", "model"), r"--output_dir '.*model' exists already and is not empty: choose another folder"),
+        (
+            ("--output_dir", "model"),
+            r"--output_dir '.*model' exists already and is not empty: choose another folder",
+        ),
         (("--label_smoothing_factor", "0.1"), "trainer cannot be replayed: its first gradient"),
         (("--queries", "-1"), "--queries must be an integer of at least 1, got -1"),
         (("--top", "0"), "--top must be an integer of at least 1, got 0"),
         (("--max_length", "1"), "--max_length must be an integer of at least 2, got 1"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_ends_in_one_line(folder, tmp_path, more, message):
     if more[0] == "--output_dir":
         more = (more[0], str(folder / more[1]))

@@ -1,4 +1,6 @@
-"""The program `farzi` on a summary that carries its teacher, and what it exports of all summaries."""
+"""The program `farzi` on a summary that carries its teacher, and what it exports of
+all summaries.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,23 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from farzi_hf.cli import main
 from farzi_hf.summary import FarziData
 
-LLAMA = {"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}  # fmt: skip
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 8,
+}
 
 
 def carried(kind: str = "gpt2", vocabulary=None, **changes) -> FarziData:
-    settings = {"sequence_length": 4, "num_sequences": 6, "storage": "coded5", "tokenizer": vocabulary, **changes}
+    settings = {
+        "sequence_length": 4,
+        "num_sequences": 6,
+        "storage": "coded5",
+        "tokenizer": vocabulary,
+        **changes,
+    }
     farzi = FarziData.from_teacher(tiny_model(kind, len(WORDS)), **settings)
     farzi.config.inner = {**INNER, "steps": 2, "synthetic_batch_size": 2}
     return farzi
@@ -34,7 +48,9 @@ def rows_in(folder: Path):
     return load_dataset(str(folder), split="train", cache_dir=str(folder.parent / "cache"))
 
 
-@pytest.mark.parametrize(("kind", "vocabulary"), [("gpt2", word_tokenizer()), ("llama", None), ("sasrec", WORDS)])
+@pytest.mark.parametrize(
+    ("kind", "vocabulary"), [("gpt2", word_tokenizer()), ("llama", None), ("sasrec", WORDS)]
+)
 def test_the_teacher_becomes_a_folder_of_transformers(kind, vocabulary, tmp_path, capsys):
     farzi = carried(kind, vocabulary)
     (tmp_path / "teacher").mkdir()  # an empty folder is welcome
@@ -46,7 +62,10 @@ def test_the_teacher_becomes_a_folder_of_transformers(kind, vocabulary, tmp_path
     assert ("import farzi_hf.models" in capsys.readouterr().out) == (kind == "sasrec")
     if kind == "gpt2":
         assert model.config.use_cache  # generating is fast, as with any model
-        assert AutoTokenizer.from_pretrained(tmp_path / "teacher").get_vocab() == vocabulary.get_vocab()
+        assert (
+            AutoTokenizer.from_pretrained(tmp_path / "teacher").get_vocab()
+            == vocabulary.get_vocab()
+        )
     if kind == "sasrec":
         assert json.loads((tmp_path / "teacher" / "vocabulary.json").read_text()) == WORDS
 
@@ -54,13 +73,29 @@ def test_the_teacher_becomes_a_folder_of_transformers(kind, vocabulary, tmp_path
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_rows_of_a_teacher_are_those_of_the_stream(kind, tmp_path):
     farzi = carried(vocabulary=word_tokenizer())
-    arguments = ["export", saved(farzi, tmp_path), str(tmp_path / "rows"), "--rows", "9", "--format", kind]
+    arguments = [
+        "export",
+        saved(farzi, tmp_path),
+        str(tmp_path / "rows"),
+        "--rows",
+        "9",
+        "--format",
+        kind,
+    ]
     main([*arguments, "--top_k", "3", "--seed", "5"])
     assert {path.name for path in (tmp_path / "rows").iterdir()} == {
-        f"train.{kind}", "tokenizer.json", "tokenizer_config.json",
-    }  # fmt: skip
+        f"train.{kind}",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
     rows = rows_in(tmp_path / "rows")
-    assert rows.column_names == ["input_ids", "labels", "likeliest_ids", "likeliest_probabilities", "text"]
+    assert rows.column_names == [
+        "input_ids",
+        "labels",
+        "likeliest_ids",
+        "likeliest_probabilities",
+        "text",
+    ]
     ids = torch.tensor(rows["input_ids"][:])
     assert torch.equal(ids, farzi.endless(5).rows(0, 9))
     top = farzi.teacher(ids).logits.softmax(-1).topk(3)
@@ -75,10 +110,14 @@ def test_labels_are_drawn_from_what_a_student_should_predict(tmp_path, monkeypat
     main(["export", saved(farzi, tmp_path), str(tmp_path / "rows"), "--rows", "4000"])
     rows = rows_in(tmp_path / "rows")
     ids, labels = torch.tensor(rows["input_ids"][:]), torch.tensor(rows["labels"][:])
-    assert torch.equal(ids.view(2000, 2, 4), farzi.input_ids.expand(2000, 2, 4).long())  # stored rows, in turn
+    assert torch.equal(
+        ids.view(2000, 2, 4), farzi.input_ids.expand(2000, 2, 4).long()
+    )  # stored rows, in turn
     assert torch.equal(labels[:, 0], ids[:, 0])
     expected = farzi.teacher(ids[:2]).logits.softmax(-1)[:, :-1]
-    found = torch.nn.functional.one_hot(labels.view(2000, 2, 4)[..., 1:], len(WORDS)).float().mean(0)
+    found = (
+        torch.nn.functional.one_hot(labels.view(2000, 2, 4)[..., 1:], len(WORDS)).float().mean(0)
+    )
     torch.testing.assert_close(found, expected, atol=0.05, rtol=0)
 
 
@@ -103,10 +142,16 @@ def test_rows_of_a_fixed_summary(form, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["taken", "--teacher"], r"OUT '.*taken' exists already and is not empty: choose another folder"),
+        (
+            ["taken", "--teacher"],
+            r"OUT '.*taken' exists already and is not empty: choose another folder",
+        ),
         (["file", "--rows", "3"], r"OUT '.*file' exists already"),
         (["new", "--rows", "0"], "--rows must be an integer of at least 1, got 0"),
-        (["new", "--rows", "2", "--top_k", "-1"], "--top_k must be an integer of at least 1, got -1"),
+        (
+            ["new", "--rows", "2", "--top_k", "-1"],
+            "--top_k must be an integer of at least 1, got -1",
+        ),
         (["new", "--rows", "2", "--seed", "-1"], "--seed=-1 is not usable"),
         (["new", "--teacher"], "--teacher: .* has labels='shared' and no teacher; use --rows"),
         (["file/new", "--rows", "2"], "file"),
@@ -132,7 +177,10 @@ def test_the_folder_that_one_is_in_is_not_replaced(tmp_path, monkeypatch):
     for out in (".", str(here)):
         with pytest.raises(
             SystemExit,
-            match=f"farzi export: OUT '{out}' exists already and is not empty: choose another folder, not the one that you are in",
+            match=(
+                f"farzi export: OUT '{out}' exists already and is not empty: choose another folder,"
+                " not the one that you are in"
+            ),
         ):
             main(["export", summary, out, "--rows", "3"])
     assert here.stat().st_nlink > 0
@@ -176,7 +224,16 @@ def test_show_says_what_the_summary_is(inputs, words, tmp_path, capsys):
 @pytest.mark.parametrize("inputs", ["drawn", "written", "tokens"])
 def test_train_makes_a_student_of_another_architecture(inputs, tmp_path, capsys):
     summary = saved(carried(vocabulary=word_tokenizer(), inputs=inputs), tmp_path)
-    main(["train", summary, "--learner", json.dumps(LLAMA), "--output_dir", str(tmp_path / "student")])
+    main(
+        [
+            "train",
+            summary,
+            "--learner",
+            json.dumps(LLAMA),
+            "--output_dir",
+            str(tmp_path / "student"),
+        ]
+    )
     assert "2 steps on" in capsys.readouterr().out
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "student").config.model_type == "llama"
 
@@ -186,7 +243,10 @@ def test_a_pushed_summary_teaches_as_before(hub, tmp_path):
     main(["push", saved(farzi, tmp_path), "farzi-carried"])
     again = FarziData.from_pretrained("user/farzi-carried")
     assert all(torch.equal(again.tensors[name], x) for name, x in farzi.tensors.items())
-    assert again.as_hard_dataset(2)["input_ids"][:].tolist() == farzi.as_hard_dataset(2)["input_ids"][:].tolist()
+    assert (
+        again.as_hard_dataset(2)["input_ids"][:].tolist()
+        == farzi.as_hard_dataset(2)["input_ids"][:].tolist()
+    )
     main(["export", "user/farzi-carried", str(tmp_path / "teacher"), "--teacher"])
     ids = torch.arange(1, 5)[None]
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "teacher")

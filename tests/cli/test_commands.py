@@ -28,15 +28,34 @@ from farzi_hf.report import RunSettings, TaskData
 # huggingface_hub uploads large files in a way that its HTTP client calls deprecated
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
 SIZES = {
-    "dataset": "sample", "vocab_size": 50, "inputs": "soft", "labels": "shared", "num_sequences": 4, "sequence_length": 8, "latent_dim": 4,
-    "concentration": 4.0, "inner_steps": 4,
-    "synthetic_batch_size": 2, "max_steps": 2, "num_students": 1, "eval_students": 1, "teacher_steps": 6, "baselines": ["full"],
-    "learner": {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1}, "use_cpu": True, "disable_tqdm": True, "report_to": "none",
-}  # fmt: skip
+    "dataset": "sample",
+    "vocab_size": 50,
+    "inputs": "soft",
+    "labels": "shared",
+    "num_sequences": 4,
+    "sequence_length": 8,
+    "latent_dim": 4,
+    "concentration": 4.0,
+    "inner_steps": 4,
+    "synthetic_batch_size": 2,
+    "max_steps": 2,
+    "num_students": 1,
+    "eval_students": 1,
+    "teacher_steps": 6,
+    "baselines": ["full"],
+    "learner": {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1},
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "report_to": "none",
+}
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 8,
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +65,25 @@ def distilled(tmp_path_factory) -> Path:
     (folder / "tiny.yaml").write_text(yaml.safe_dump(SIZES), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         use_small_data(patch)
-        main(["distil", str(folder / "tiny.yaml"), "--output_dir", str(folder / "run"), "--compare"])
+        main(
+            ["distil", str(folder / "tiny.yaml"), "--output_dir", str(folder / "run"), "--compare"]
+        )
     return folder / "run"
 
 
 def test_distil_leaves_a_table_figures_and_a_loadable_summary(distilled):
-    assert {"table.md", "table.csv", "results.json", "recipe.yaml"} <= {path.name for path in distilled.iterdir()}
+    assert {"table.md", "table.csv", "results.json", "recipe.yaml"} <= {
+        path.name for path in distilled.iterdir()
+    }
     table = (distilled / "table.md").read_text(encoding="utf-8")
     assert [line.split("|")[1].strip() for line in table.split("\n\n")[0].splitlines()[2:]] == [
-        "Farzi [4×8]", "Farzi, 0 outer steps", "Farzi, stock Trainer", "full data", "unigram", "interpolated bigram",
-    ]  # fmt: skip
+        "Farzi [4×8]",
+        "Farzi, 0 outer steps",
+        "Farzi, stock Trainer",
+        "full data",
+        "unigram",
+        "interpolated bigram",
+    ]
     farzi = FarziData.from_pretrained(distilled / "summary")
     assert len(farzi.results.plots) == 2  # it logged nothing, so there is no curve
     assert farzi.results.metrics["command"] == "farzi distil recipe.yaml"
@@ -64,7 +92,10 @@ def test_distil_leaves_a_table_figures_and_a_loadable_summary(distilled):
 @pytest.mark.parametrize(
     ("changes", "rows"),
     [
-        ({"labels": "own", "max_steps": 0, "inner_optimizer": "sgd"}, ["Farzi [4×8]", "Farzi, stock Trainer"]),
+        (
+            {"labels": "own", "max_steps": 0, "inner_optimizer": "sgd"},
+            ["Farzi [4×8]", "Farzi, stock Trainer"],
+        ),
         (
             {"labels": "own", "input_sequences": "real_windows"},
             ["Farzi [4×8]", "same inputs, teacher's labels", "Farzi, stock Trainer"],
@@ -72,16 +103,25 @@ def test_distil_leaves_a_table_figures_and_a_loadable_summary(distilled):
     ],
 )
 def test_labels_of_their_own_go_through_the_whole_house(tmp_path, monkeypatch, changes, rows):
-    """Without outer steps the start is the summary. The card says what its inputs are, and teachers count as time of the distillation."""
+    """Without outer steps the start is the summary. The card says what its inputs are, and teachers
+    count as time of the distillation.
+    """
     use_small_data(monkeypatch)
     leave_out_figures(monkeypatch)
-    own = {name: value for name, value in SIZES.items() if name not in ("inputs", "labels", "concentration")} | changes
+    own = {
+        name: value
+        for name, value in SIZES.items()
+        if name not in ("inputs", "labels", "concentration")
+    } | changes
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(own), encoding="utf-8")
     main(["distil", str(tmp_path / "own.yaml"), "--output_dir", str(tmp_path / "run"), "--compare"])
     table = (tmp_path / "run" / "table.md").read_text(encoding="utf-8")
     assert [line.split("|")[1].strip() for line in table.split("\n\n")[0].splitlines()[2:]] == [
-        *rows, "full data", "unigram", "interpolated bigram",
-    ]  # fmt: skip
+        *rows,
+        "full data",
+        "unigram",
+        "interpolated bigram",
+    ]
     card = (tmp_path / "run" / "summary" / "README.md").read_text(encoding="utf-8")
     assert ("The inputs are made up" in card) == ("input_sequences" not in changes)
     assert ("The inputs are sequences of the data" in card) == ("input_sequences" in changes)
@@ -89,15 +129,28 @@ def test_labels_of_their_own_go_through_the_whole_house(tmp_path, monkeypatch, c
     assert farzi.results.metrics["distillation_seconds"] > 0
     assert farzi.results.metrics["outer_steps"] == own["max_steps"]
     if not own["max_steps"]:
-        main(["train", str(tmp_path / "run" / "summary"), "--evaluate", "--output_dir", str(tmp_path / "student")])
-        assert AutoModelForCausalLM.from_pretrained(tmp_path / "student").config.model_type == "gpt2"
+        main(
+            [
+                "train",
+                str(tmp_path / "run" / "summary"),
+                "--evaluate",
+                "--output_dir",
+                str(tmp_path / "student"),
+            ]
+        )
+        assert (
+            AutoModelForCausalLM.from_pretrained(tmp_path / "student").config.model_type == "gpt2"
+        )
 
 
 def test_results_of_other_data_are_not_those_of_a_run(distilled, tmp_path, monkeypatch):
     """A folder of data may have other files by now, or `data_dir` may name another folder."""
     output = shutil.copytree(distilled, tmp_path / "run")
     monkeypatch.setitem(TEXTS, "sample", lambda data_dir: load_sample_text(200, seed=1))
-    with pytest.raises(SystemExit, match=r"train_dataset\.fingerprint \w+ → \w+: a run goes on with its own settings"):
+    with pytest.raises(
+        SystemExit,
+        match=r"train_dataset\.fingerprint \w+ → \w+: a run goes on with its own settings",
+    ):
         main(["distil", str(distilled.parent / "tiny.yaml"), "--output_dir", str(output)])
 
 
@@ -112,7 +165,10 @@ def test_a_test_split_that_cannot_be_read_is_found_before_the_distillation(tmp_p
 
     monkeypatch.setattr(TaskData, "splits", splits)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SIZES), encoding="utf-8")
-    with pytest.raises(SystemExit, match=r"test split: dataset\['input_ids'\]\[0\] has 2000 ids, but the learner reads"):
+    with pytest.raises(
+        SystemExit,
+        match=r"test split: dataset\['input_ids'\]\[0\] has 2000 ids, but the learner reads",
+    ):
         main(["distil", str(tmp_path / "tiny.yaml"), "--output_dir", str(tmp_path / "run")])
     assert not list((tmp_path / "run").iterdir())
 
@@ -135,15 +191,28 @@ def test_show_prints_labels_of_their_own(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("learner", [None, LLAMA])
-def test_train_saves_a_model_that_loads_and_says_how_it_does(distilled, tmp_path, capsys, monkeypatch, learner):
+def test_train_saves_a_model_that_loads_and_says_how_it_does(
+    distilled, tmp_path, capsys, monkeypatch, learner
+):
     use_small_data(monkeypatch)
     chosen = ["--learner", json.dumps(learner)] if learner else []
-    main(["train", str(distilled / "summary"), *chosen, "--output_dir", str(tmp_path / "student"), "--evaluate"])
+    main(
+        [
+            "train",
+            str(distilled / "summary"),
+            *chosen,
+            "--output_dir",
+            str(tmp_path / "student"),
+            "--evaluate",
+        ]
+    )
     assert "test_perplexity" in capsys.readouterr().out
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "student")
     assert model.config.model_type == (learner or SIZES["learner"])["model_type"]
     before = {path: path.read_bytes() for path in (tmp_path / "student").iterdir()}
-    with pytest.raises(SystemExit, match=r"farzi train: --output_dir '.*student' exists already and is not empty"):
+    with pytest.raises(
+        SystemExit, match=r"farzi train: --output_dir '.*student' exists already and is not empty"
+    ):
         main(["train", str(distilled / "summary"), "--output_dir", str(tmp_path / "student")])
     assert {path: path.read_bytes() for path in (tmp_path / "student").iterdir()} == before
 
@@ -161,19 +230,37 @@ BERT = {
     ("learner", "message"),
     [
         (BERT, "--learner makes a BertLMHeadModel .*, which sees the future"),
-        ({**SIZES["learner"], "n_positions": 8}, "--learner makes a model that does not read [0-9]+ positions"),
+        (
+            {**SIZES["learner"], "n_positions": 8},
+            "--learner makes a model that does not read [0-9]+ positions",
+        ),
         (
             {**SIZES["learner"], "vocab_size": 20},
             "--learner: vocab_size=20, but the data have 54; leave vocab_size out",
         ),
-        ({**SIZES["learner"], "n_layers": 2}, "--learner: gpt2 has no field 'n_layers': did you mean n_layer?"),
+        (
+            {**SIZES["learner"], "n_layers": 2},
+            "--learner: gpt2 has no field 'n_layers': did you mean n_layer?",
+        ),
     ],
 )
-def test_train_refuses_a_learner_that_cannot_be_one(distilled, tmp_path, monkeypatch, learner, message):
+def test_train_refuses_a_learner_that_cannot_be_one(
+    distilled, tmp_path, monkeypatch, learner, message
+):
     use_small_data(monkeypatch)
     summary, output = str(distilled / "summary"), str(tmp_path / "student")
     with pytest.raises(SystemExit, match=f"farzi train: {message}"):
-        main(["train", summary, "--learner", json.dumps(learner), "--evaluate", "--output_dir", output])
+        main(
+            [
+                "train",
+                summary,
+                "--learner",
+                json.dumps(learner),
+                "--evaluate",
+                "--output_dir",
+                output,
+            ]
+        )
 
 
 def test_push_commits_the_artefact(hub, distilled, capsys):
@@ -205,15 +292,30 @@ def test_help_screens_are_those_of_the_commands(monkeypatch):
         (["distill"], "farzi distil: DATA is missing"),
         (["distil", "no-such.yaml"], "neither a file nor an example: .* demo"),
         (["distil", "demo", "--inner_steps", "0"], "inner_steps=0"),
-        (["distil", "demo", "--num_sequence", "3"], "'--num_sequence' is no option: did you mean --num_sequences?"),
-        (["distil", "demo", "--lr_scheduler_kwargs", "{x"], r"lr_scheduler_kwargs='\{x' is not JSON: "),
+        (
+            ["distil", "demo", "--num_sequence", "3"],
+            "'--num_sequence' is no option: did you mean --num_sequences?",
+        ),
+        (
+            ["distil", "demo", "--lr_scheduler_kwargs", "{x"],
+            r"lr_scheduler_kwargs='\{x' is not JSON: ",
+        ),
         (["distil", "demo", "--learner", "{x"], r"learner='\{x' is not JSON: "),
-        (["distil", "demo", "--learner", '{"model_type": "gpt2", "n_embdd": 8}'], "did you mean n_embd?"),
+        (
+            ["distil", "demo", "--learner", '{"model_type": "gpt2", "n_embdd": 8}'],
+            "did you mean n_embd?",
+        ),
         (["show", "no/such"], "farzi show: .*neither a folder nor a dataset repository"),
         (["train", "no/such", "--steps", "0"], "--steps 0 trains nothing"),
-        (["train", "no/such", "--data", "x"], "farzi train: --data 'x' is for --evaluate alone: give both, or neither"),
+        (
+            ["train", "no/such", "--data", "x"],
+            "farzi train: --data 'x' is for --evaluate alone: give both, or neither",
+        ),
         (["train", "no/such", "--data_dir", "x"], "farzi train: --data_dir 'x' is for --evaluate"),
-        (["train", "no/such", "--tokenizer", "x"], "farzi train: --tokenizer 'x' is for --evaluate"),
+        (
+            ["train", "no/such", "--tokenizer", "x"],
+            "farzi train: --tokenizer 'x' is for --evaluate",
+        ),
         (["push", "no/such", "x"], "farzi push: "),
     ],
 )
@@ -225,34 +327,53 @@ def test_mistakes_end_in_one_line(hub, arguments, message):
 
 def test_examples_are_found_and_help_is_light():
     assert {"demo", "demo_recsys", "ptb_400x50"} <= set(example_configs())
-    code = f"from farzi_hf.cli import main; [main([x, '--help']) for x in {list(COMMANDS)}]; main([])"
-    code += "; import sys; assert not {'torch', 'transformers', 'datasets', 'numpy'} & set(sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    program = subprocess.run([sys.executable, "-m", "farzi_hf"], check=True, capture_output=True, text=True).stdout
+    code = (
+        f"from farzi_hf.cli import main; [main([x, '--help']) for x in {list(COMMANDS)}]; main([])"
+    )
+    code += (
+        "; import sys; assert not {'torch', 'transformers', 'datasets', 'numpy'} & set(sys.modules)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
+    program = subprocess.run(
+        [sys.executable, "-m", "farzi_hf"], check=True, capture_output=True, text=True
+    ).stdout
     assert shown.endswith(program)
 
 
 @pytest.mark.parametrize(
-    "path", sorted((Path(__file__).parents[2] / "model_cards").glob("*/recipe.yaml")), ids=lambda path: path.parent.name
+    "path",
+    sorted((Path(__file__).parents[2] / "model_cards").glob("*/recipe.yaml")),
+    ids=lambda path: path.parent.name,
 )
 def test_the_recipe_of_a_committed_card_is_a_config_still(path, tmp_path):
-    settings, args = parse_arguments((RunSettings, FarziConfig), path, ["--output_dir", str(tmp_path), "--use_cpu", "true"])
+    settings, args = parse_arguments(
+        (RunSettings, FarziConfig), path, ["--output_dir", str(tmp_path), "--use_cpu", "true"]
+    )
     recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert settings.learner == recipe["learner"]
     assert args.num_sequences == recipe["num_sequences"]
-    assert args.concentration == recipe.get("concentration", recipe.get("sharpness"))  # older cards have the old name
+    assert args.concentration == recipe.get(
+        "concentration", recipe.get("sharpness")
+    )  # older cards have the old name
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         ("-m", "farzi_hf", "--help"),
-        pytest.param(("-c", "from farzi_hf.cli.program import run; run(lambda: print('x' * 10**6))"), marks=pytest.mark.slow),
+        pytest.param(
+            ("-c", "from farzi_hf.cli.program import run; run(lambda: print('x' * 10**6))"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGPIPE")
 def test_a_closed_pipe_ends_a_program_without_a_traceback(arguments):
-    program = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    program = subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     program.stdout.close()
     assert program.stderr.read() == b""
     program.stderr.close()

@@ -11,14 +11,23 @@ from farzi_hf import FarziData
 from farzi_hf.cli import main
 from farzi_hf.report import RunSettings, suggestion
 
-GPT2 = '{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}'
+GPT2 = (
+    '{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "embd_pdrop": 0.0,'
+    ' "attn_pdrop": 0.0, "resid_pdrop": 0.0}'
+)
 OPTIONS = ("--learner", GPT2, "--minutes", "1", "--use_cpu", "true", "--disable_tqdm", "true")
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch, tmp_path):
     """Trials of few steps, in a working directory of their own."""
-    for name, value in {"_FEWEST": 4, "_MOST": 6, "_TIMED": 1, "_FIRST": 2, "_STUDENTS": ((4, 4, 0.02, "drawn"),)}.items():
+    for name, value in {
+        "_FEWEST": 4,
+        "_MOST": 6,
+        "_TIMED": 1,
+        "_FIRST": 2,
+        "_STUDENTS": ((4, 4, 0.02, "drawn"),),
+    }.items():
         monkeypatch.setattr(suggestion, name, value)
     use_small_data(monkeypatch)
     leave_out_figures(monkeypatch)
@@ -28,8 +37,13 @@ def short(monkeypatch, tmp_path):
 def test_one_command_ends_with_a_verdict_and_a_second_one_goes_on(tmp_path, capsys, monkeypatch):
     loads, load = [], RunSettings.load
     monkeypatch.setattr(RunSettings, "load", lambda settings: loads.append(1) or load(settings))
-    lines = [f"{'a big' if i % 2 else 'the small'} {animal} {verb} {where} {i % 7}" for i in range(40)
-             for animal in ("dog", "cat", "cow") for verb in ("sees", "likes") for where in ("here", "there")]  # fmt: skip
+    lines = [
+        f"{'a big' if i % 2 else 'the small'} {animal} {verb} {where} {i % 7}"
+        for i in range(40)
+        for animal in ("dog", "cat", "cow")
+        for verb in ("sees", "likes")
+        for where in ("here", "there")
+    ]
     (tmp_path / "mine.txt").write_text("\n".join(lines), encoding="utf-8")
     main(["distil", "mine.txt", *OPTIONS])
     said = capsys.readouterr()
@@ -78,7 +92,10 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys):
         (["sample", "--bytes", "much"], "--bytes 'much' is no size"),
         (["sample", "--minutes", "0"], "minutes=0"),
         (["sample", "--bytes", "1,5MB"], "--bytes '1,5MB' is no size"),
-        (["sample_interactions", "--splits", "0", "1"], r"splits=\[0, 1\]: the trials see one split"),
+        (
+            ["sample_interactions", "--splits", "0", "1"],
+            r"splits=\[0, 1\]: the trials see one split",
+        ),
         (["sample", "--output_dir", "taken"], "output_dir='taken' is not empty"),
         (["sample", "--config", "x.yaml"], "--config is for a run without DATA"),
         (["no-such.yaml"], "'no-such.yaml' is neither a file nor an example"),

@@ -1,4 +1,6 @@
-"""The program `farzi` on a summary that somebody else wrote: one line names the file and the key, and nothing moves the cursor."""
+"""The program `farzi` on a summary that somebody else wrote: one line names the file and the key,
+and nothing moves the cursor.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from farzi_hf.summary import FarziData
 from farzi_hf.summary.store.tensor_file import listed_files
 
 HOSTILE = "a\x1b[2J\x07\x9b31m‮b\n| c\ud800"
-"""It clears a screen, rings, turns red, writes backwards, breaks a line and a cell, and is no Unicode."""
+"""It clears a screen, rings, turns red, writes backwards, breaks a line and a cell, and is no
+Unicode.
+"""
 
 
 @pytest.fixture
@@ -50,12 +54,14 @@ def refusal(*argv: str) -> str:
     return line
 
 
-# -- farzi show ------------------------------------------------------------------------------------------------------
+# -- farzi show ------------------------------------------------------------------------------------
 
 
 def test_show_and_errors_escape_what_a_terminal_obeys(tmp_path, capsys):
     tiny(inner=INNER).save_pretrained(tmp_path / "summary", WORDS, METRICS, RECIPE)
-    (tmp_path / "summary" / "vocabulary.json").write_text(json.dumps([HOSTILE, "x" * 5000, *WORDS[2:]]))
+    (tmp_path / "summary" / "vocabulary.json").write_text(
+        json.dumps([HOSTILE, "x" * 5000, *WORDS[2:]])
+    )
     change(tmp_path / "summary" / "config.json", vocabulary_hash=None)
     hostile = {"dataset": HOSTILE, "table": [{"method": HOSTILE, HOSTILE: 1.0, "long": "y" * 5000}]}
     change(tmp_path / "summary" / "metrics.json", **hostile)
@@ -65,7 +71,12 @@ def test_show_and_errors_escape_what_a_terminal_obeys(tmp_path, capsys):
     assert all(line.isprintable() for line in lines)
     assert max(map(len, lines)) < 1000
     shown = r"a\x1b[2J\x07\x9b31m\u202eb\n¦ c\ud800"
-    for part in (f"distilled from        | {shown}", f"| {shown} ", f"with a learner        | {shown}", f"{shown} 0."):
+    for part in (
+        f"distilled from        | {shown}",
+        f"| {shown} ",
+        f"with a learner        | {shown}",
+        f"{shown} 0.",
+    ):
         assert any(part in line for line in lines), part
     assert len({line.count("|") for line in lines if line.startswith("| 0, ")}) == 1
     change(tmp_path / "summary" / "config.json", inputs=HOSTILE)
@@ -83,7 +94,10 @@ def test_a_table_escapes_its_cells():
 @pytest.mark.parametrize(
     ("values", "key"),
     [
-        *[({"table": table}, "table") for table in (3, "text", [1], [[1]], {"a": 1}, [{}], [None], True)],
+        *[
+            ({"table": table}, "table")
+            for table in (3, "text", [1], [[1]], {"a": 1}, [{}], [None], True)
+        ],
         ({"table": [{"method": "a"}, {"x": 1.0, "x_std": "wide"}]}, "x_std"),
         ({"table": [{"x": None, "x_std": []}]}, "x_std"),
         ({"table": [{"x": 1.0, "x_interval": {"low": 1}}]}, "x_interval"),
@@ -102,7 +116,7 @@ def test_show_names_the_entry_of_metrics_that_is_no_such_thing(summary, values, 
     assert key in line
 
 
-# -- farzi train -----------------------------------------------------------------------------------------------------
+# -- farzi train -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -112,8 +126,17 @@ def test_show_names_the_entry_of_metrics_that_is_no_such_thing(summary, values, 
         *[{"synthetic_batch_size": size} for size in (0, "x", -1, 2.0)],
         *[{"optimizer": optimizer} for optimizer in (["adam"], {}, 3, "lion")],
         *[{"lr": lr} for lr in (1e300, "x", -1, [1], True, 0)],
-        *[{"eps": 1e300}, {"weight_decay": 1e200}, {"betas": 3}, {"betas": ["a", "b"]}, {"eps_root": "x"}],
-        *[{"lr_scheduler_type": name} for name in (3, ["linear"], "polynomial", "reduce_lr_on_plateau")],
+        *[
+            {"eps": 1e300},
+            {"weight_decay": 1e200},
+            {"betas": 3},
+            {"betas": ["a", "b"]},
+            {"eps_root": "x"},
+        ],
+        *[
+            {"lr_scheduler_type": name}
+            for name in (3, ["linear"], "polynomial", "reduce_lr_on_plateau")
+        ],
     ],
     ids=str,
 )
@@ -132,21 +155,42 @@ GPT2 = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1}
 @pytest.mark.parametrize(
     ("learner", "key"),
     [
-        *[(learner, "learner=") for learner in (3, "gpt2", [1], [["model_type", "gpt2"]], {"n_embd": 8})],
-        *[({"model_type": kind}, "model_type") for kind in (3, ["gpt2"], None, "no such", "t5", "clip", HOSTILE)],
-        *[({**GPT2, "n_embd": width}, "n_embd") for width in ("x", 10**5, -1, 0, 2.5, None, [8], 10**30)],
+        *[
+            (learner, "learner=")
+            for learner in (3, "gpt2", [1], [["model_type", "gpt2"]], {"n_embd": 8})
+        ],
+        *[
+            ({"model_type": kind}, "model_type")
+            for kind in (3, ["gpt2"], None, "no such", "t5", "clip", HOSTILE)
+        ],
+        *[
+            ({**GPT2, "n_embd": width}, "n_embd")
+            for width in ("x", 10**5, -1, 0, 2.5, None, [8], 10**30)
+        ],
         *[({**GPT2, "n_layer": layers}, "n_layer") for layers in (10**6, "1", -(10**9))],
         ({**GPT2, "n_head": 0}, "n_head"),
         ({**GPT2, "n_head": -1}, "does not run on ids alone"),
         *[({**GPT2, "dtype": dtype}, "dtype") for dtype in ("os", "load", 5, ["float32"], "int8")],
-        *[({**GPT2, "activation_function": name}, "activation_function") for name in ("exec", 5, "os.system")],
+        *[
+            ({**GPT2, "activation_function": name}, "activation_function")
+            for name in ("exec", 5, "os.system")
+        ],
         ({**GPT2, "initializer_range": 1e300}, "initializer_range"),
         ({**GPT2, "resid_pdrop": 5.0}, "resid_pdrop"),
         ({**GPT2, "pad_token_id": 10**9}, "pad_token_id"),
         ({**GPT2, "n_positions": 2}, "does not read 5 positions"),
-        ({"model_type": "llama", "num_hidden_layers": 10**7, "hidden_size": 8}, "num_hidden_layers"),
-        ({"model_type": "gpt_neo", "attention_types": [[["global"], 10**9]]}, "attention_types is more than 1,000"),
-        ({"model_type": "gpt_neo", "attention_types": [[["a"] * 2, 10**6], [["b"], 1]]}, "attention_types is more than 1,000"),
+        (
+            {"model_type": "llama", "num_hidden_layers": 10**7, "hidden_size": 8},
+            "num_hidden_layers",
+        ),
+        (
+            {"model_type": "gpt_neo", "attention_types": [[["global"], 10**9]]},
+            "attention_types is more than 1,000",
+        ),
+        (
+            {"model_type": "gpt_neo", "attention_types": [[["a"] * 2, 10**6], [["b"], 1]]},
+            "attention_types is more than 1,000",
+        ),
         ({**GPT2, "eos_token_id": [10**9]}, "eos_token_id"),
     ],
     ids=lambda value: str(value)[:60],
@@ -163,13 +207,22 @@ def test_train_names_the_field_of_the_learner(summary, tmp_path, learner, key):
 @pytest.mark.parametrize(
     "more",
     [
-        {"id2label": 5}, {"num_labels": 10**9}, {"to_dict": 3}, {"auto_map": {"AutoConfig": "evil.Config"}}, {"torch_dtype": "os"},
-        {"attn_implementation": "user/kernel"}, {"quantization_config": {"quant_method": "evil"}}, {"text_config": {"dtype": "os"}},
-        {"_name_or_path": "/etc/passwd"}, {"n_inner": {"auto_map": 1}}, {HOSTILE: "x"},
-        {"n_inner": [[{"auto_map": 1}]]}, {"summary_type": [["/etc/passwd"]]},
+        {"id2label": 5},
+        {"num_labels": 10**9},
+        {"to_dict": 3},
+        {"auto_map": {"AutoConfig": "evil.Config"}},
+        {"torch_dtype": "os"},
+        {"attn_implementation": "user/kernel"},
+        {"quantization_config": {"quant_method": "evil"}},
+        {"text_config": {"dtype": "os"}},
+        {"_name_or_path": "/etc/passwd"},
+        {"n_inner": {"auto_map": 1}},
+        {HOSTILE: "x"},
+        {"n_inner": [[{"auto_map": 1}]]},
+        {"summary_type": [["/etc/passwd"]]},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_train_leaves_out_what_is_no_plain_field_of_the_learner(summary, tmp_path, caplog, more):
     """The first one lasts; the others are only looked at."""
     from farzi_hf.data import vocabulary_of
@@ -177,7 +230,9 @@ def test_train_leaves_out_what_is_no_plain_field_of_the_learner(summary, tmp_pat
 
     change(summary / "recipe.yaml", learner={**GPT2, **more})
     farzi = FarziData.from_pretrained(summary)
-    found = learner_config(farzi.results.recipe["learner"], farzi.config, vocabulary_of(farzi.processing_class), "F")
+    found = learner_config(
+        farzi.results.recipe["learner"], farzi.config, vocabulary_of(farzi.processing_class), "F"
+    )
     clean = learner_config(GPT2, farzi.config, vocabulary_of(farzi.processing_class), "F")
     assert found.to_dict() == clean.to_dict()
     if next(iter(more)) not in ("id2label", "quantization_config"):
@@ -187,13 +242,26 @@ def test_train_leaves_out_what_is_no_plain_field_of_the_learner(summary, tmp_pat
 @pytest.mark.parametrize(
     ("recipe", "key"),
     [
-        *[({"dataset": name}, "dataset") for name in ([1], 3, "/etc/passwd", "outside.csv", "../outside.csv", "user/evil")],
-        *[({"num_students": "x"}, "num_students"), ({"splits": 3}, "splits"), ({"baselines": [[1]]}, "baselines")],
-        *[({"vocab_size": "x"}, "vocab_size"), ({"max_length": [1]}, "max_length"), ({"teacher": 5}, "teacher")],
+        *[
+            ({"dataset": name}, "dataset")
+            for name in ([1], 3, "/etc/passwd", "outside.csv", "../outside.csv", "user/evil")
+        ],
+        *[
+            ({"num_students": "x"}, "num_students"),
+            ({"splits": 3}, "splits"),
+            ({"baselines": [[1]]}, "baselines"),
+        ],
+        *[
+            ({"vocab_size": "x"}, "vocab_size"),
+            ({"max_length": [1]}, "max_length"),
+            ({"teacher": 5}, "teacher"),
+        ],
     ],
     ids=str,
 )
-def test_evaluation_reads_no_data_that_a_recipe_chooses(summary, tmp_path, monkeypatch, recipe, key):
+def test_evaluation_reads_no_data_that_a_recipe_chooses(
+    summary, tmp_path, monkeypatch, recipe, key
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outside.csv").write_text("user,item,timestamp\n1,2,3\n")
     change(summary / "recipe.yaml", **{"dataset": "sample", **recipe})
@@ -201,7 +269,7 @@ def test_evaluation_reads_no_data_that_a_recipe_chooses(summary, tmp_path, monke
     assert "recipe.yaml: " + key in line
 
 
-# -- a teacher in the summary ----------------------------------------------------------------------------------------
+# -- a teacher in the summary ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -210,14 +278,27 @@ def teachers(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("teachers")
     for storage, inputs in (("coded5", "drawn"), ("exact", "drawn"), ("exact", "written")):
         farzi = FarziData.from_teacher(
-            tiny_model("gpt2", len(WORDS)), inputs=inputs, sequence_length=4, num_sequences=6, storage=storage, tokenizer=word_tokenizer()
-        )  # fmt: skip
+            tiny_model("gpt2", len(WORDS)),
+            inputs=inputs,
+            sequence_length=4,
+            num_sequences=6,
+            storage=storage,
+            tokenizer=word_tokenizer(),
+        )
         farzi.save_pretrained(folder / f"{storage}-{inputs}")
     return folder
 
 
-def copied(source: Path, folder: Path, tensors: dict | None = None, fields: dict | None = None, **config: Any) -> Path:
-    """A copy with other entries of config.json, of its teacher, and of the tensors; functions change old values, None removes."""
+def copied(
+    source: Path,
+    folder: Path,
+    tensors: dict | None = None,
+    fields: dict | None = None,
+    **config: Any,
+) -> Path:
+    """A copy with other entries of config.json, of its teacher, and of the tensors; functions
+    change old values, None removes.
+    """
     shutil.copytree(source, folder)
     old = json.loads((folder / "config.json").read_text())
     kept = {**old["teacher"], **(fields or {})}
@@ -226,38 +307,60 @@ def copied(source: Path, folder: Path, tensors: dict | None = None, fields: dict
         **{"teacher": {k: v for k, v in kept.items() if v is not None or k == "n_inner"}, **config},
     )
     if tensors:
-        found, files = load_file(folder / "farzi.safetensors"), listed_files(folder / "farzi.safetensors")
+        found, files = (
+            load_file(folder / "farzi.safetensors"),
+            listed_files(folder / "farzi.safetensors"),
+        )
         for name, value in tensors.items():
             found[name] = value(found[name]).contiguous()
-        save_file(found, folder / "farzi.safetensors", metadata={"farzi": json.dumps({"files": files})})
+        save_file(
+            found, folder / "farzi.safetensors", metadata={"farzi": json.dumps({"files": files})}
+        )
     return folder
 
 
 @pytest.mark.parametrize(
     ("teacher", "config", "key"),
     [
-        *[({"model_type": kind}, {}, "model_type") for kind in (3, ["gpt2"], None, "no such", "t5", "clip", HOSTILE)],
+        *[
+            ({"model_type": kind}, {}, "model_type")
+            for kind in (3, ["gpt2"], None, "no such", "t5", "clip", HOSTILE)
+        ],
         *[({"n_embd": width}, {}, "n_embd") for width in ("x", 10**5, -1, 0, 2.5, [8], 10**30)],
         *[({"n_layer": layers}, {}, "n_layer") for layers in (10**6, "1", -(10**9))],
         *[({"n_head": heads}, {}, "n_head") for heads in (0, 3)],
         *[({"dtype": dtype}, {}, "dtype") for dtype in ("os", 5, ["float32"], "int8")],
         *[({"activation_function": name}, {}, "activation_function") for name in ("exec", 5)],
         ({"n_positions": 2}, {}, "wpe.weight"),
-        *[({}, {"teacher": teacher}, "teacher") for teacher in (None, {}, [1], 3, "gpt2", [["model_type", "gpt2"]])],
-        *[({}, {"num_sequences": count}, "num_sequences") for count in (2**31 - 1, 0, -1, "x", None)],
+        *[
+            ({}, {"teacher": teacher}, "teacher")
+            for teacher in (None, {}, [1], 3, "gpt2", [["model_type", "gpt2"]])
+        ],
+        *[
+            ({}, {"num_sequences": count}, "num_sequences")
+            for count in (2**31 - 1, 0, -1, "x", None)
+        ],
         ({}, {"num_sequences": 1, "sequence_length": 100_000}, "sequence_length=100,000"),
         ({}, {"num_sequences": 1, "sequence_length": 2000}, "does not read 2000 ids"),
         *[({}, {"seed": seed}, "seed") for seed in (-1, 2**64, "x", None)],
         *[({}, {"inputs": inputs}, "inputs") for inputs in ("soft", HOSTILE, ["drawn"])],
-        ({}, {"inputs": "tokens"}, "input_ids"), ({}, {"labels": "own"}, "labels"), ({}, {"labels": "shared"}, "labels"),
+        ({}, {"inputs": "tokens"}, "input_ids"),
+        ({}, {"labels": "own"}, "labels"),
+        ({}, {"labels": "shared"}, "labels"),
         *[({}, {"storage": storage}, "teacher.transformer.wte.weight") for storage in ("coded4",)],
-        *[({}, {"storage": storage}, "frequencies") for storage in ("exact", "int5")], ({}, {"storage": HOSTILE}, "storage"),
-        ({}, {"vocab_size": 9}, "frequencies"), ({"vocab_size": 9}, {"vocab_size": 9}, "frequencies"), ({}, {"vocab_size": 10**8}, "teacher"),
+        *[({}, {"storage": storage}, "frequencies") for storage in ("exact", "int5")],
+        ({}, {"storage": HOSTILE}, "storage"),
+        ({}, {"vocab_size": 9}, "frequencies"),
+        ({"vocab_size": 9}, {"vocab_size": 9}, "frequencies"),
+        ({}, {"vocab_size": 10**8}, "teacher"),
     ],
     ids=lambda value: str(value)[:60],
-)  # fmt: skip
+)
 def test_show_names_what_is_wrong_with_a_teacher(teachers, tmp_path, teacher, config, key):
-    line = refusal("show", str(copied(teachers / "coded5-drawn", tmp_path / "summary", None, teacher, **config)))
+    line = refusal(
+        "show",
+        str(copied(teachers / "coded5-drawn", tmp_path / "summary", None, teacher, **config)),
+    )
     assert str(tmp_path / "summary") in line
     assert key in line
     assert "--learner" not in line
@@ -272,29 +375,53 @@ def inflating(content: bytes) -> Callable[[Tensor], Tensor]:
 
 
 def with_first(value: float) -> Callable[[Tensor], Tensor]:
-    return lambda x: torch.cat([torch.full_like(x.flatten()[:1], value), x.flatten()[1:]]).view_as(x)
+    return lambda x: torch.cat([torch.full_like(x.flatten()[:1], value), x.flatten()[1:]]).view_as(
+        x
+    )
 
 
 @pytest.mark.parametrize(
     ("storage", "tensors", "message"),
     [
-        *[("exact", {WEIGHT: with_first(value)}, "NaN or infinity") for value in (float("nan"), float("inf"))],
-        *[("exact", {WEIGHT: lambda x, v=value: torch.full_like(x, v)}, "predicts NaN") for value in (1e30, -3e38)],
-        *[("exact", {"frequencies": with_first(value)}, "frequencies") for value in (float("nan"), -1.0, 3e38, 2.0)],
-        *[("exact", {"frequencies": lambda x, v=value: torch.full_like(x, v)}, "frequencies") for value in (0.0, 1e-45, 3e38)],
+        *[
+            ("exact", {WEIGHT: with_first(value)}, "NaN or infinity")
+            for value in (float("nan"), float("inf"))
+        ],
+        *[
+            ("exact", {WEIGHT: lambda x, v=value: torch.full_like(x, v)}, "predicts NaN")
+            for value in (1e30, -3e38)
+        ],
+        *[
+            ("exact", {"frequencies": with_first(value)}, "frequencies")
+            for value in (float("nan"), -1.0, 3e38, 2.0)
+        ],
+        *[
+            ("exact", {"frequencies": lambda x, v=value: torch.full_like(x, v)}, "frequencies")
+            for value in (0.0, 1e-45, 3e38)
+        ],
         ("exact", {"frequencies": lambda x: x[:-1]}, "frequencies"),
         ("exact", {WEIGHT: lambda x: x.T}, "wte.weight"),
         ("coded5", {"frequencies": inflating(b"\xff" * 7)}, "frequencies"),
         ("coded5", {"frequencies": inflating(b"\0" * 8)}, "does not hold the 7 numbers"),
-        *[("coded5", {f"{WEIGHT}.scale": with_first(value)}, "NaN or infinity") for value in (float("nan"), float("inf"))],
-        *[("coded5", {WEIGHT: inflating(b"\0" * count)}, "does not hold the 112 numbers") for count in (0, 111, 113, 10**8)],
+        *[
+            ("coded5", {f"{WEIGHT}.scale": with_first(value)}, "NaN or infinity")
+            for value in (float("nan"), float("inf"))
+        ],
+        *[
+            ("coded5", {WEIGHT: inflating(b"\0" * count)}, "does not hold the 112 numbers")
+            for count in (0, 111, 113, 10**8)
+        ],
         ("coded5", {WEIGHT: inflating(b"\x80" * 112)}, "more than 5 bits"),
-        ("coded5", {WEIGHT: lambda x: x[:-2]}, "wte.weight"), ("coded5", {WEIGHT: lambda x: x[None]}, "wte.weight"),
-        ("coded5", {WEIGHT: lambda x: torch.cat([x, x])}, "wte.weight"), ("coded5", {WEIGHT: lambda x: 255 - x}, "wte.weight"),
+        ("coded5", {WEIGHT: lambda x: x[:-2]}, "wte.weight"),
+        ("coded5", {WEIGHT: lambda x: x[None]}, "wte.weight"),
+        ("coded5", {WEIGHT: lambda x: torch.cat([x, x])}, "wte.weight"),
+        ("coded5", {WEIGHT: lambda x: 255 - x}, "wte.weight"),
     ],
-)  # fmt: skip
+)
 def test_damaged_numbers_of_a_teacher_are_refused(teachers, tmp_path, storage, tensors, message):
-    line = refusal("show", str(copied(teachers / f"{storage}-drawn", tmp_path / "summary", tensors)))
+    line = refusal(
+        "show", str(copied(teachers / f"{storage}-drawn", tmp_path / "summary", tensors))
+    )
     assert str(tmp_path / "summary" / "farzi.safetensors") in line
     assert message in line
 
@@ -309,16 +436,23 @@ def test_few_bytes_do_not_become_a_model_of_gigabytes(teachers, tmp_path):
 @pytest.mark.parametrize(
     "more",
     [
-        {"auto_map": {"AutoModelForCausalLM": "evil.Evil"}}, {"_name_or_path": "/etc/passwd"}, {"attn_implementation": "user/kernel"},
-        {"quantization_config": {"quant_method": "evil"}}, {"text_config": {"dtype": "os"}}, {"n_inner": None, HOSTILE: "x"},
+        {"auto_map": {"AutoModelForCausalLM": "evil.Evil"}},
+        {"_name_or_path": "/etc/passwd"},
+        {"attn_implementation": "user/kernel"},
+        {"quantization_config": {"quant_method": "evil"}},
+        {"text_config": {"dtype": "os"}},
+        {"n_inner": None, HOSTILE: "x"},
         {"rope_theta": {"path": "/etc/passwd"}},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_is_no_plain_field_of_a_teacher_is_left_out(teachers, tmp_path, more):
     """It does not come back in what is saved or exported either."""
     folder = copied(teachers / "coded5-drawn", tmp_path / "summary", None, more)
-    farzi, clean = FarziData.from_pretrained(folder), FarziData.from_pretrained(teachers / "coded5-drawn")
+    farzi, clean = (
+        FarziData.from_pretrained(folder),
+        FarziData.from_pretrained(teachers / "coded5-drawn"),
+    )
     assert farzi.teacher.config.to_dict().items() >= clean.teacher.config.to_dict().items()
     farzi.save_pretrained(tmp_path / "again")
     main(["export", str(folder), str(tmp_path / "exported"), "--teacher"])
@@ -332,7 +466,9 @@ def test_a_teacher_that_writes_only_what_is_never_drawn(teachers, tmp_path):
         "teacher.transformer.ln_f.bias": lambda x: torch.full_like(x, 100),
         WEIGHT: lambda x: torch.cat([torch.full((1, 16), 100.0), torch.zeros(6, 16)]),
     }
-    farzi = FarziData.from_pretrained(copied(teachers / "exact-written", tmp_path / "summary", certain))
+    farzi = FarziData.from_pretrained(
+        copied(teachers / "exact-written", tmp_path / "summary", certain)
+    )
     rows = farzi.endless().rows(0, 50)
     assert rows.min() > 0
     assert len(rows.unique()) == 6

@@ -18,6 +18,12 @@ def test_ctrl_c_and_a_full_disk_end_a_program_with_one_line(monkeypatch, capsys)
     monkeypatch.setattr(sys, "argv", ["recipes/ptb.py"])
     with pytest.raises(SystemExit, match=r"^130$"):
         run(main)
-    assert capsys.readouterr().err == "ptb.py: interrupted; start it again to go on from the last saved state\n"
-    with pytest.raises(SystemExit, match=r"^ptb.py: \[Errno 28\] the disk is full: 'outputs'; make room and start it again$"):
+    assert (
+        capsys.readouterr().err
+        == "ptb.py: interrupted; start it again to go on from the last saved state\n"
+    )
+    with pytest.raises(
+        SystemExit,
+        match=r"^ptb.py: \[Errno 28\] the disk is full: 'outputs'; make room and start it again$",
+    ):
         run(main)

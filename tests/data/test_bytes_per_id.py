@@ -1,6 +1,8 @@
-"""Large interactions: bytes per interaction that each step from arrays to checked rows needs beside its input, by tracemalloc.
+"""Large interactions: bytes per interaction that each step from arrays to checked rows needs beside
+its input, by tracemalloc.
 
-A hundred million interactions must fit into 4 GiB, so no step may make several int64 copies (8 bytes per id each) or Python lists.
+A hundred million interactions must fit into 4 GiB, so no step may make several int64 copies (8
+bytes per id each) or Python lists.
 """
 
 from __future__ import annotations
@@ -84,4 +86,6 @@ def test_rows(histories, work, most):
 def test_checks(histories):
     """Some bits per id, and no copy of the ids."""
     windows, learner = training_windows(histories, 50), Learner(tiny_model("sasrec", ITEMS + 1))
-    assert bytes_per_id(lambda: check_rows(windows, learner, SequenceCollator(0)), 4 * COUNT // 5) < 5
+    assert (
+        bytes_per_id(lambda: check_rows(windows, learner, SequenceCollator(0)), 4 * COUNT // 5) < 5
+    )

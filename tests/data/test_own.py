@@ -1,4 +1,6 @@
-"""One's own data: which files a path means, which columns hold what, how text is split and tokenized, and hostile files."""
+"""One's own data: which files a path means, which columns hold what, how text is split and
+tokenized, and hostile files.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,15 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from farzi_hf.cli.front_door import TRIALS
-from farzi_hf.data import DataUnavailableError, TextData, check_sequences, load_interactions, load_text, recognise, tokenize
+from farzi_hf.data import (
+    DataUnavailableError,
+    TextData,
+    check_sequences,
+    load_interactions,
+    load_text,
+    recognise,
+    tokenize,
+)
 from farzi_hf.data import own as module
 from farzi_hf.data.files import files_of, split_named, stream_of
 from farzi_hf.report.suggestion import KEPT
@@ -60,7 +70,7 @@ def lines(path: Path, rows: list[str] = SENTENCES) -> Path:
     return path
 
 
-# -- text: files and columns -----------------------------------------------------------------------------------------
+# -- text: files and columns -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "tsv", "parquet"])
@@ -73,16 +83,27 @@ def test_a_column_of_text_of_a_file(tmp_path, ending):
     assert data.column == "body"
     assert sorted(everything(data)) == sorted(SENTENCES)
     sizes = " / ".join(str(len(data[part])) for part in data)
-    assert data.description.startswith(f"300 rows of text, in column 'body'; 90/5/5 split by hash ({sizes}); ")
+    assert data.description.startswith(
+        f"300 rows of text, in column 'body'; 90/5/5 split by hash ({sizes}); "
+    )
     row = data["train"][0]
     assert row.keys() == {"text", "input_ids"}
     assert data.tokenizer.decode(row["input_ids"], skip_special_tokens=True) == row["text"]
-    assert (row["input_ids"][0], row["input_ids"][-1]) == (data.tokenizer.bos_token_id, data.tokenizer.eos_token_id)
+    assert (row["input_ids"][0], row["input_ids"][-1]) == (
+        data.tokenizer.bos_token_id,
+        data.tokenizer.eos_token_id,
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "opened"),
-    [("a.txt", open), ("a.md", open), ("notes", open), ("a.txt.gz", gzip.open), ("a.txt.bz2", bz2.open)],
+    [
+        ("a.txt", open),
+        ("a.md", open),
+        ("notes", open),
+        ("a.txt.gz", gzip.open),
+        ("a.txt.bz2", bz2.open),
+    ],
 )
 def test_plain_text_has_a_row_per_line(tmp_path, name, opened):
     with opened(tmp_path / name, "wt", encoding="utf-8-sig") as file:
@@ -97,7 +118,11 @@ def test_plain_text_has_a_row_per_line(tmp_path, name, opened):
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv"])
 def test_text_in_utf_16(tmp_path, name):
     path = tmp_path / name
-    write(path, [{"text": f"é {text}"} for text in SENTENCES]) if name != "a.txt" else lines(path, [f"é {x}" for x in SENTENCES])
+    (
+        write(path, [{"text": f"é {text}"} for text in SENTENCES])
+        if name != "a.txt"
+        else lines(path, [f"é {x}" for x in SENTENCES])
+    )
     path.write_text(path.read_text("utf-8"), "utf-16")
     assert recognise(path) == "text"
     assert sorted(everything(load_text(path))) == sorted(f"é {text}" for text in SENTENCES)
@@ -107,17 +132,28 @@ def test_cells_of_any_length_keep_their_columns(tmp_path):
     """Also where the header's first rows are megabytes, or a row ends early."""
     with (tmp_path / "long.csv").open("w", newline="") as file:
         csv.writer(file).writerows(
-            [("id", "abstract", "text"), *((i, f"a {i} " + "word " * 1200, f"b {i} " + "word " * 1200) for i in range(120))]
+            [
+                ("id", "abstract", "text"),
+                *((i, f"a {i} " + "word " * 1200, f"b {i} " + "word " * 1200) for i in range(120)),
+            ]
         )
     for column in (None, "text"):
         assert load_text(tmp_path / "long.csv", column, vocab_size=256).column == "text"
     rows = [f"{i},title,{text}" for i, text in enumerate(SENTENCES)]
-    data = load_text(lines(tmp_path / "short.csv", ["id,title,text", *rows[:9], "7", *rows[9:], "8,title"]))
+    data = load_text(
+        lines(tmp_path / "short.csv", ["id,title,text", *rows[:9], "7", *rows[9:], "8,title"])
+    )
     assert sorted(everything(data)) == sorted(SENTENCES)
     huge = [f"{i} " + "long words " * 13_000 for i in range(3)]
-    path = lines(tmp_path / "huge.csv", ["id,text", *(f"{i},{text}" for i, text in enumerate(huge))])
+    path = lines(
+        tmp_path / "huge.csv", ["id,text", *(f"{i},{text}" for i, text in enumerate(huge))]
+    )
     assert recognise(path) == "text"
-    assert {text.split()[0] for text in everything(load_text(path, vocab_size=256))} == {"0", "1", "2"}
+    assert {text.split()[0] for text in everything(load_text(path, vocab_size=256))} == {
+        "0",
+        "1",
+        "2",
+    }
 
 
 def test_cells_stay_as_they_are_written(tmp_path):
@@ -131,7 +167,10 @@ def test_a_file_of_json_without_the_column_of_the_others_is_refused(tmp_path):
     """It was left out without a word."""
     write(tmp_path / "a.jsonl", [{"text": text} for text in SENTENCES])
     write(tmp_path / "b.jsonl", [{"body": text} for text in SENTENCES[:20]])
-    with pytest.raises(ValueError, match=r"^'.*': no row of b\.jsonl has 'text': leave that file out, or give it this column$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^'.*': no row of b\.jsonl has 'text': leave that file out, or give it this column$",
+    ):
         load_text(tmp_path)
     (tmp_path / "a.jsonl").rename(tmp_path / "train.jsonl")
     (tmp_path / "b.jsonl").rename(tmp_path / "test.jsonl")
@@ -140,15 +179,28 @@ def test_a_file_of_json_without_the_column_of_the_others_is_refused(tmp_path):
 
 
 def test_a_field_of_json_may_begin_late_and_have_several_types(tmp_path):
-    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in SENTENCES[:100]) + "\n\n")
-    write(tmp_path / "b.jsonl", [{"x": i if i % 2 else str(i), "text": text} for i, text in enumerate(SENTENCES[100:200])])
+    (tmp_path / "a.jsonl").write_text(
+        "\n".join(json.dumps({"text": text}) for text in SENTENCES[:100]) + "\n\n"
+    )
     write(
-        tmp_path / "c.jsonl", [{"id": 1}, {"text": None}, *({"text": text} for text in SENTENCES[200:]), {"text": "half \ud800"}]
+        tmp_path / "b.jsonl",
+        [{"x": i if i % 2 else str(i), "text": text} for i, text in enumerate(SENTENCES[100:200])],
+    )
+    write(
+        tmp_path / "c.jsonl",
+        [
+            {"id": 1},
+            {"text": None},
+            *({"text": text} for text in SENTENCES[200:]),
+            {"text": "half \ud800"},
+        ],
     )
     expected = sorted([*SENTENCES, "half ?"])
     assert sorted(everything(load_text(tmp_path))) == expected
     assert sorted(everything(load_text(tmp_path, "text"))) == expected
-    (tmp_path / "a.json").write_text(json.dumps([{"x": 1}, *({"text": text} for text in SENTENCES)], indent=1))
+    (tmp_path / "a.json").write_text(
+        json.dumps([{"x": 1}, *({"text": text} for text in SENTENCES)], indent=1)
+    )
     assert sorted(everything(load_text(tmp_path / "a.json"))) == sorted(SENTENCES)
 
 
@@ -171,68 +223,109 @@ def test_wrapped_lines_are_paragraphs(tmp_path):
         load_text(path, rows="page")
     path.write_text("\n \t\n".join(paragraphs), encoding="utf-8")  # a line of blanks is blank too
     assert sorted(everything(load_text(path))) == sorted(paragraphs)
-    path.write_text("\n\n".join("\n".join(SENTENCES[i : i + 4]) for i in range(0, 300, 4)), encoding="utf-8")  # verses
+    path.write_text(
+        "\n\n".join("\n".join(SENTENCES[i : i + 4]) for i in range(0, 300, 4)), encoding="utf-8"
+    )  # verses
     assert "a line each" in load_text(path).description
 
 
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
-        ({"title": "a b", "text": "c"}, "text"), ({"label": 3, "review": "x"}, "review"), ({"id": "a1", "body": "one two three four"}, "body"),
+        ({"title": "a b", "text": "c"}, "text"),
+        ({"label": 3, "review": "x"}, "review"),
+        ({"id": "a1", "body": "one two three four"}, "body"),
         ({"prompt": "a b c d e", "messages": [{"role": "user", "content": "hello"}]}, "messages"),
-        ({"question": "one two three four", "answer": "one two three four"}, None), ({"a": 1, "b": 2.5}, None), ({"id": "x", "url": "y"}, None),
+        ({"question": "one two three four", "answer": "one two three four"}, None),
+        ({"a": 1, "b": 2.5}, None),
+        ({"id": "x", "url": "y"}, None),
     ],
-)  # fmt: skip
+)
 def test_the_column_that_can_only_be_the_text(tmp_path, columns, expected):
     path = write(tmp_path / "mine.jsonl", [columns] * 5)
     if expected is None:
         names = ", ".join(columns)
         for read in (recognise, load_text):
             with pytest.raises(
-                ValueError, match=f"mine.jsonl has columns {names}, and none that must .* text_column, or"
+                ValueError,
+                match=f"mine.jsonl has columns {names}, and none that must .* text_column, or",
             ) as caught:
                 read(path)
             assert "user_column" in str(caught.value)
         assert recognise(path, text_column="a") == "text"
     else:
         assert recognise(path) == "text"
-        assert module._text_column({name: [value] for name, value in columns.items()}, path) == expected
-    with pytest.raises(ValueError, match=r"mine.jsonl has columns .*, and no 'other': name yours with text_column"):
+        assert (
+            module._text_column({name: [value] for name, value in columns.items()}, path)
+            == expected
+        )
+    with pytest.raises(
+        ValueError, match=r"mine.jsonl has columns .*, and no 'other': name yours with text_column"
+    ):
         load_text(path, "other")
 
 
 def test_chats_go_through_the_template(tmp_path, tokenizer):
-    rows = [{"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "yes"}]} for text in SENTENCES]
+    rows = [
+        {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "yes"}]}
+        for text in SENTENCES
+    ]
     path = write(tmp_path / "chat.jsonl", rows)
     for other in (None, tokenizer):
-        with pytest.raises(ValueError, match=r"column 'messages' holds chats.* has none: give that of a chat model"):
+        with pytest.raises(
+            ValueError, match=r"column 'messages' holds chats.* has none: give that of a chat model"
+        ):
             load_text(path, tokenizer=other)
     tokenizer = type(tokenizer)(
-        tokenizer_object=tokenizer.backend_tokenizer, eos_token="</s>", bos_token="<s>", unk_token="<unk>"
+        tokenizer_object=tokenizer.backend_tokenizer,
+        eos_token="</s>",
+        bos_token="<s>",
+        unk_token="<unk>",
     )
-    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    )
     data = load_text(path, tokenizer=tokenizer)
     expected = {f"user: {text}\nassistant: yes" for text in SENTENCES}
     assert set(everything(data)) == expected
     assert data.column == "messages"
-    tokenizer.chat_template = "{{ bos_token }}" + tokenizer.chat_template + "{{ eos_token }}\n"  # there once, as of any text
+    tokenizer.chat_template = (
+        "{{ bos_token }}" + tokenizer.chat_template + "{{ eos_token }}\n"
+    )  # there once, as of any text
     again = load_text(path, tokenizer=tokenizer)
-    assert [row["input_ids"] for row in again["train"]] == [row["input_ids"] for row in data["train"]]
-    tokenizer.chat_template = "{% if messages[0]['content'][4] == '7' %}{{ raise_exception('No 7') }}{% endif %}text"
-    with pytest.raises(ValueError, match=r"chat.jsonl: row 7 \(counted from 0\) of column 'messages' .* refuses \(No 7\): mend"):
+    assert [row["input_ids"] for row in again["train"]] == [
+        row["input_ids"] for row in data["train"]
+    ]
+    tokenizer.chat_template = (
+        "{% if messages[0]['content'][4] == '7' %}{{ raise_exception('No 7') }}{% endif %}text"
+    )
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"chat.jsonl: row 7 \(counted from 0\) of column 'messages' .* refuses \(No 7\): mend"
+        ),
+    ):
         load_text(path, tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, ["a", "b"]], ids=str)
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
 def test_a_column_of_other_values_is_refused_with_its_row(tmp_path, name, value):
-    path = write(tmp_path / name, [{"text": text, "meta": None if i < 2 else value} for i, text in enumerate(SENTENCES)])
+    path = write(
+        tmp_path / name,
+        [{"text": text, "meta": None if i < 2 else value} for i, text in enumerate(SENTENCES)],
+    )
     assert len(everything(load_text(path))) == 300
-    with pytest.raises(ValueError, match=r"row 2 \(counted from 0\) of column 'meta' holds neither text nor a chat.*text_column"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"row 2 \(counted from 0\) of column 'meta' holds neither text nor a chat.*text_column"
+        ),
+    ):
         load_text(path, "meta")
 
 
-# -- text: splits ----------------------------------------------------------------------------------------------------
+# -- text: splits ----------------------------------------------------------------------------------
 
 
 def test_the_split_is_by_hash_equal_rows_are_together_and_growth_moves_none(tmp_path):
@@ -245,7 +338,9 @@ def test_the_split_is_by_hash_equal_rows_are_together_and_growth_moves_none(tmp_
     assert len(first["train"]) == 3 * len(parts["train"])
     twice = 2 * (len(parts["validation"]) + len(parts["test"]))
     assert f"), {twice} duplicates left out of validation and test; " in first.description
-    more = load_text(lines(tmp_path / "b.txt", [*SENTENCES, *(f"another row {i}" for i in range(300))]))
+    more = load_text(
+        lines(tmp_path / "b.txt", [*SENTENCES, *(f"another row {i}" for i in range(300))])
+    )
     assert all(parts[part] <= set(its) for part, its in texts(more).items())
 
 
@@ -262,7 +357,10 @@ def test_own_splits_stay_without_what_train_holds(tmp_path):
     for source in (tmp_path, f"{tmp_path}/*.txt"):
         data = load_text(source)
         assert texts(data) == expected
-        assert "; its own splits (200 / 30 / 70), 80 duplicates left out of validation and test; " in data.description
+        assert (
+            "; its own splits (200 / 30 / 70), 80 duplicates left out of validation and test; "
+            in data.description
+        )
     (tmp_path / "my.valid.txt").unlink()
     data = load_text(tmp_path)
     assert texts(data)["test"] == expected["test"]
@@ -277,7 +375,9 @@ def test_own_splits_stay_without_what_train_holds(tmp_path):
 def test_few_rows_are_split_with_a_warning_or_refused(tmp_path, few, caplog):
     path = lines(tmp_path / "few.txt", SENTENCES[:few] * 2)
     if few < 3:
-        with pytest.raises(ValueError, match=rf"few.txt holds {few} different rows of text .*give at least 3"):
+        with pytest.raises(
+            ValueError, match=rf"few.txt holds {few} different rows of text .*give at least 3"
+        ):
             load_text(path)
         return
     data = load_text(path)
@@ -287,7 +387,7 @@ def test_few_rows_are_split_with_a_warning_or_refused(tmp_path, few, caplog):
     assert f"few.txt holds only {few} different rows of text" in caplog.text
 
 
-# -- text: tokenizers ------------------------------------------------------------------------------------------------
+# -- text: tokenizers ------------------------------------------------------------------------------
 
 
 def test_the_tokenizer_fits_the_text_or_is_the_one_given(tmp_path, tokenizer):
@@ -295,21 +395,30 @@ def test_the_tokenizer_fits_the_text_or_is_the_one_given(tmp_path, tokenizer):
     data = load_text(path)
     assert 300 < len(data.tokenizer) < 500  # of 8 kB
     assert len(load_text(path, vocab_size=270).tokenizer) == 274
-    words = load_text(lines(tmp_path / "words.txt", [f"{text} <unk>" for text in SENTENCES])).tokenizer
+    words = load_text(
+        lines(tmp_path / "words.txt", [f"{text} <unk>" for text in SENTENCES])
+    ).tokenizer
     assert {"cat", "mat", "299"} < words.get_vocab().keys() | {"299"}
     assert words("cat <unk>")["input_ids"][2] == words.unk_token_id
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     for same in (tokenizer, str(tmp_path / "tokenizer"), tmp_path / "tokenizer"):
         ids = load_text(path, tokenizer=same)["train"]["input_ids"]
         assert ids == tokenizer(texts(data)["train"])["input_ids"]
-    with pytest.raises(DataUnavailableError, match="tokenizer='no/such' is no folder and no repository with a tokenizer"):
+    with pytest.raises(
+        DataUnavailableError,
+        match="tokenizer='no/such' is no folder and no repository with a tokenizer",
+    ):
         load_text(path, tokenizer="no/such")
 
 
 def test_a_tokenizer_that_adds_no_ends_gets_them(tokenizer):
-    bare = type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer, eos_token="</s>", unk_token="<unk>")
+    bare = type(tokenizer)(
+        tokenizer_object=tokenizer.backend_tokenizer, eos_token="</s>", unk_token="<unk>"
+    )
     bare.backend_tokenizer.post_processor = None
-    rows = tokenize(DatasetDict(train=Dataset.from_dict({"text": ["a b", "c"]})), bare)["train"]["input_ids"]
+    rows = tokenize(DatasetDict(train=Dataset.from_dict({"text": ["a b", "c"]})), bare)["train"][
+        "input_ids"
+    ]
     assert rows == [[*bare("a b")["input_ids"], 3], [*bare("c")["input_ids"], 3]]
     assert [len(row) for row in rows] == [3, 2]
 
@@ -321,23 +430,30 @@ def test_rows_without_two_ids_are_left_out(tmp_path):
     backend.pre_tokenizer = WhitespaceSplit()
     bare = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
     for part in ("train", "valid", "test"):
-        lines(tmp_path / f"{part}.txt", [f"{part}", *(f"{part} w{i} w{i * 7 % 50}" for i in range(20))])
+        lines(
+            tmp_path / f"{part}.txt",
+            [f"{part}", *(f"{part} w{i} w{i * 7 % 50}" for i in range(20))],
+        )
     data = load_text(tmp_path, tokenizer=bare)
     for rows in data.values():
         check_sequences(rows, len(bare))
         assert len(rows) == 20
-    assert data.description.startswith("60 rows of text, a line each; its own splits (20 / 20 / 20); ")
+    assert data.description.startswith(
+        "60 rows of text, a line each; its own splits (20 / 20 / 20); "
+    )
     assert len(everything(load_text(tmp_path))) == 63
 
 
-# -- text: the Hub ---------------------------------------------------------------------------------------------------
+# -- text: the Hub ---------------------------------------------------------------------------------
 
 
 def test_a_data_set_of_the_hub_is_streamed_up_to_a_limit(hub, monkeypatch, caplog):
     rows = [{"id": i, "sentence": text} for i, text in enumerate(SENTENCES)]
     repository = hub.repositories.setdefault("me/mine", Repository())
     files = {"train.jsonl": rows[:200], "test.jsonl": rows[200:]}
-    repository.commit("main", {name: "\n".join(map(json.dumps, part)).encode() for name, part in files.items()})
+    repository.commit(
+        "main", {name: "\n".join(map(json.dumps, part)).encode() for name, part in files.items()}
+    )
     assert recognise("me/mine") == "text"
     data = load_text("me/mine")
     assert set(texts(data)["test"]) == set(SENTENCES[200:])
@@ -351,54 +467,87 @@ def test_a_data_set_of_the_hub_is_streamed_up_to_a_limit(hub, monkeypatch, caplo
         load_text("me/other")
 
 
-# -- interactions ----------------------------------------------------------------------------------------------------
+# -- interactions ----------------------------------------------------------------------------------
 
 USUAL = [
-    ("user_id", "item_id", "ts"), ("userId", "movieId", "timestamp"), ("reviewerID", "asin", "unixReviewTime"), ("uid", "iid", "time"),
-    ("user_id:token", "item_id:token", "timestamp:float"), ("User", "Parent ASIN", "date"), ("customer_id", "product_id", None),
-]  # fmt: skip
+    ("user_id", "item_id", "ts"),
+    ("userId", "movieId", "timestamp"),
+    ("reviewerID", "asin", "unixReviewTime"),
+    ("uid", "iid", "time"),
+    ("user_id:token", "item_id:token", "timestamp:float"),
+    ("User", "Parent ASIN", "date"),
+    ("customer_id", "product_id", None),
+]
 
 
 @pytest.mark.parametrize("names", USUAL)
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet", "a.inter"])
 def test_columns_with_usual_names(tmp_path, names, name):
-    rows = [dict(zip(("rating", *(n for n in names if n)), (5, *row), strict=False)) for row in RATINGS]
+    rows = [
+        dict(zip(("rating", *(n for n in names if n)), (5, *row), strict=False)) for row in RATINGS
+    ]
     path = tmp_path / name
     if name == "a.inter":
-        path.write_text("\n".join("\t".join(map(str, row)) for row in (rows[0].keys(), *(row.values() for row in rows))))
+        path.write_text(
+            "\n".join(
+                "\t".join(map(str, row))
+                for row in (rows[0].keys(), *(row.values() for row in rows))
+            )
+        )
     else:
         write(path, rows)
     assert recognise(path) == "interactions"
     found = load_interactions(path)
     assert [sequence.tolist() for sequence in found.sequences] == [[1, 2, 3, 4]] * 12
     times = repr(names[2]) if names[2] else "times: the order of the rows"
-    assert found.description == f"48 interactions of 12 users with 4 items (columns {names[0]!r}, {names[1]!r}, {times})"
+    assert (
+        found.description
+        == f"48 interactions of 12 users with 4 items (columns {names[0]!r}, {names[1]!r}, {times})"
+    )
 
 
 def test_interactions_of_the_hub(hub):
     repository = hub.repositories.setdefault("me/clicks", Repository())
     rows = [json.dumps({"user_id": f"00{u}", "item_id": f"0{i}", "ts": t}) for u, i, t in RATINGS]
-    repository.commit("main", {"train.jsonl": "\n".join(rows[:24]).encode(), "test.jsonl": "\n".join(rows[24:]).encode()})
+    repository.commit(
+        "main",
+        {"train.jsonl": "\n".join(rows[:24]).encode(), "test.jsonl": "\n".join(rows[24:]).encode()},
+    )
     repository.commit("other", {"train.jsonl": "\n".join(rows).encode()})
     assert recognise("me/clicks") == "interactions"
     assert [
-        len(load_interactions("me/clicks", **given).sequences) for given in ({}, {"split": "test"}, {"revision": "other"})
+        len(load_interactions("me/clicks", **given).sequences)
+        for given in ({}, {"split": "test"}, {"revision": "other"})
     ] == [6, 6, 12]
     found = load_interactions("me/clicks")
     assert found.item_ids == ["00", "01", "02", "03"]
 
 
 def test_columns_that_are_named(tmp_path):
-    rows = [{"who": u, "what": i, "when": -t, "user": 1, "item": 1, "note": "some words of text"} for u, i, t in RATINGS]
+    rows = [
+        {"who": u, "what": i, "when": -t, "user": 1, "item": 1, "note": "some words of text"}
+        for u, i, t in RATINGS
+    ]
     path = write(tmp_path / "a.csv", rows)
     given = {"user_column": "who", "item_column": "what"}
     assert recognise(path, **given) == "interactions"
     assert recognise(path, text_column="note") == "text"
-    with pytest.raises(ValueError, match="text_column='note' is of text, but 'who' of interactions: give one of them"):
+    with pytest.raises(
+        ValueError,
+        match="text_column='note' is of text, but 'who' of interactions: give one of them",
+    ):
         recognise(path, text_column="note", **given)
     assert [s.tolist() for s in load_interactions(path, **given).sequences] == [[1, 2, 3, 4]] * 12
-    assert load_interactions(path, **given, time_column="when").sequences[0].tolist() == [4, 3, 2, 1]
-    with pytest.raises(ValueError, match=r"a.csv has columns .*: 'Who' must be there once; name yours with user_column"):
+    assert load_interactions(path, **given, time_column="when").sequences[0].tolist() == [
+        4,
+        3,
+        2,
+        1,
+    ]
+    with pytest.raises(
+        ValueError,
+        match=r"a.csv has columns .*: 'Who' must be there once; name yours with user_column",
+    ):
         load_interactions(path, user_column="Who")
 
 
@@ -406,7 +555,9 @@ def test_columns_that_are_named(tmp_path):
 def test_ratings_without_a_header_and_files_of_a_folder(tmp_path, mark):
     halves = RATINGS[:30], RATINGS[30:]
     for name, rows in zip(("part-0.data", "part-1.data"), halves, strict=True):
-        (tmp_path / name).write_text("".join(mark.join(map(str, (u, i, 5.0, t))) + "\n" for u, i, t in rows))
+        (tmp_path / name).write_text(
+            "".join(mark.join(map(str, (u, i, 5.0, t))) + "\n" for u, i, t in rows)
+        )
     (tmp_path / "README").write_text("of others")
     assert recognise(tmp_path) == "interactions"
     assert [s.tolist() for s in load_interactions(tmp_path).sequences] == [[1, 2, 3, 4]] * 12
@@ -415,14 +566,23 @@ def test_ratings_without_a_header_and_files_of_a_folder(tmp_path, mark):
         load_interactions(tmp_path)
 
 
-# -- paths and hostile files -----------------------------------------------------------------------------------------
+# -- paths and hostile files -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "split"),
-    [("ptb.valid.txt", "validation"), ("train/part-0.arrow", "train"), ("dev.tsv", "validation"), ("testing_2.csv", "test"), ("trainer.txt", None),
-     ("train_test.txt", None), ("contest.txt", None), ("train-00000-of-00002.parquet", "train"), ("val2.txt", "validation")],
-)  # fmt: skip
+    [
+        ("ptb.valid.txt", "validation"),
+        ("train/part-0.arrow", "train"),
+        ("dev.tsv", "validation"),
+        ("testing_2.csv", "test"),
+        ("trainer.txt", None),
+        ("train_test.txt", None),
+        ("contest.txt", None),
+        ("train-00000-of-00002.parquet", "train"),
+        ("val2.txt", "validation"),
+    ],
+)
 def test_a_name_says_a_split(name, split):
     assert split_named(name) == split
 
@@ -462,10 +622,18 @@ def test_brackets_in_a_name_that_exists_are_no_pattern(tmp_path, name):
 def test_names_say_splits_only_where_one_says_train(tmp_path):
     for name in ("a.md", "b.md", "dev.md", "test-results.md"):
         (tmp_path / name).write_text("x")
-    assert files_of(tmp_path) == {"train": [tmp_path / name for name in ("a.md", "b.md", "dev.md", "test-results.md")]}
+    assert files_of(tmp_path) == {
+        "train": [tmp_path / name for name in ("a.md", "b.md", "dev.md", "test-results.md")]
+    }
     (tmp_path / "train.md").write_text("x")
-    parts = {"train": ["a.md", "b.md", "train.md"], "validation": ["dev.md"], "test": ["test-results.md"]}
-    assert files_of(tmp_path) == {part: [tmp_path / name for name in names] for part, names in parts.items()}
+    parts = {
+        "train": ["a.md", "b.md", "train.md"],
+        "validation": ["dev.md"],
+        "test": ["test-results.md"],
+    }
+    assert files_of(tmp_path) == {
+        part: [tmp_path / name for name in names] for part, names in parts.items()
+    }
 
 
 def test_what_this_library_has_written_is_no_data(tmp_path, monkeypatch):
@@ -517,7 +685,10 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("content", HOSTILE, ids=[repr(content[:12]) for content in HOSTILE])
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "a.arrow", "a.txt.gz", "a.bin"])
+@pytest.mark.parametrize(
+    "name",
+    ["a.txt", "a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "a.arrow", "a.txt.gz", "a.bin"],
+)
 def test_hostile_files_are_one_clear_error(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     for read in (recognise, load_text, load_interactions):
@@ -535,7 +706,9 @@ def test_one_huge_line_is_too_few_rows(tmp_path):
 
 
 ROWS = st.lists(
-    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r<"), max_size=20), min_size=3, max_size=40
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r<"), max_size=20),
+    min_size=3,
+    max_size=40,
 )  # no <s>
 
 
@@ -544,7 +717,9 @@ ROWS = st.lists(
 def test_rows_come_back_as_they_were_written(tmp_path, rows):
     path = write(tmp_path / "a.jsonl", [{"text": row} for row in rows])
     expected = {" ".join(row.split()) for row in rows} - {""}
-    numbers = not any(re.search(r"[^\d\s.,:+-]", row) for row in rows)  # which may be anything but text
+    numbers = not any(
+        re.search(r"[^\d\s.,:+-]", row) for row in rows
+    )  # which may be anything but text
     if len(expected) < 3 or numbers:
         with pytest.raises(ValueError, match=r"different rows|a.jsonl has columns"):
             load_text(path)
@@ -554,11 +729,15 @@ def test_rows_come_back_as_they_were_written(tmp_path, rows):
     assert set.union(*found) == expected
     assert sum(map(len, found)) == len(expected)
     for its in data.values():
-        assert [data.tokenizer.decode(ids, skip_special_tokens=True) for ids in its["input_ids"]] == list(its["text"])
+        assert [
+            data.tokenizer.decode(ids, skip_special_tokens=True) for ids in its["input_ids"]
+        ] == list(its["text"])
 
 
 def test_reading_files_of_ones_own_asks_the_hub_nothing(tmp_path, monkeypatch):
-    """`datasets` would count the use of its reader there, and wait for seconds where there is no network."""
+    """`datasets` would count the use of its reader there, and wait for seconds where there is no
+    network.
+    """
     asked = []
     monkeypatch.setattr("datasets.config.HF_UPDATE_DOWNLOAD_COUNTS", True)
     monkeypatch.setattr("datasets.load.get_session", lambda: asked.append(1))
@@ -570,11 +749,23 @@ def test_reading_files_of_ones_own_asks_the_hub_nothing(tmp_path, monkeypatch):
 def test_arrow_files_of_both_forms_are_read(tmp_path):
     table = pa.table({"text": [f"row {i} of mine is here" for i in range(40)], "n": range(40)})
     for name, new in (("stream", pa.ipc.new_stream), ("file", pa.ipc.new_file)):
-        with pa.OSFile(str(tmp_path / f"{name}.arrow"), "wb") as sink, new(sink, table.schema) as writer:
+        with (
+            pa.OSFile(str(tmp_path / f"{name}.arrow"), "wb") as sink,
+            new(sink, table.schema) as writer,
+        ):
             writer.write_table(table)
         assert sum(map(len, texts(load_text(tmp_path / f"{name}.arrow")).values())) == 40
-    items = pa.table({"user": [i // 5 for i in range(100)], "item": [i % 7 for i in range(100)], "timestamp": range(100)})
-    with pa.OSFile(str(tmp_path / "items.arrow"), "wb") as sink, pa.ipc.new_file(sink, items.schema) as writer:
+    items = pa.table(
+        {
+            "user": [i // 5 for i in range(100)],
+            "item": [i % 7 for i in range(100)],
+            "timestamp": range(100),
+        }
+    )
+    with (
+        pa.OSFile(str(tmp_path / "items.arrow"), "wb") as sink,
+        pa.ipc.new_file(sink, items.schema) as writer,
+    ):
         writer.write_table(items)
     assert recognise(tmp_path / "items.arrow") == "interactions"
     assert len(load_interactions(tmp_path / "items.arrow").sequences) == 20
@@ -589,9 +780,11 @@ def test_a_named_field_of_json_may_begin_after_the_first_rows(tmp_path):
 def test_json_values_may_take_several_lines(tmp_path):
     rows = [{"text": f"row {i} of mine", "n": {"deep": i}} for i in range(30)]
     for name, content in (
-        ("pretty", "\n".join(json.dumps(row, indent=1) for row in rows)), ("one", " ".join(map(json.dumps, rows))),
-        ("array", json.dumps(rows)), ("wide", json.dumps(rows, indent=2)),
-    ):  # fmt: skip
+        ("pretty", "\n".join(json.dumps(row, indent=1) for row in rows)),
+        ("one", " ".join(map(json.dumps, rows))),
+        ("array", json.dumps(rows)),
+        ("wide", json.dumps(rows, indent=2)),
+    ):
         (tmp_path / f"{name}.json").write_text(f"\n {content}\n")
         assert sum(map(len, texts(load_text(tmp_path / f"{name}.json")).values())) == 30
 
@@ -605,19 +798,27 @@ def test_only_the_column_of_text_is_read(tmp_path):
     assert rows == {"text": "row 0 of mine is here"}
     tracemalloc.start()
     load_text(tmp_path / "wide.parquet", "text", vocab_size=300)
-    assert tracemalloc.get_traced_memory()[1] < 60 << 20  # all numbers as objects of Python take more
+    assert (
+        tracemalloc.get_traced_memory()[1] < 60 << 20
+    )  # all numbers as objects of Python take more
     tracemalloc.stop()
 
 
 def test_a_file_without_the_column_is_named(tmp_path):
-    (tmp_path / "a.csv").write_text("text,n\n" + "\n".join(f"row {i} of mine,{i}" for i in range(10)))
-    (tmp_path / "b.csv").write_text("body,n\n" + "\n".join(f"row {i} of mine,{i}" for i in range(10)))
+    (tmp_path / "a.csv").write_text(
+        "text,n\n" + "\n".join(f"row {i} of mine,{i}" for i in range(10))
+    )
+    (tmp_path / "b.csv").write_text(
+        "body,n\n" + "\n".join(f"row {i} of mine,{i}" for i in range(10))
+    )
     with pytest.raises(ValueError, match=r"no row of b\.csv has 'text': leave that file out"):
         load_text(tmp_path, "text")
 
 
 def test_a_broken_row_is_named(tmp_path):
-    (tmp_path / "a.jsonl").write_text("\n".join([*(json.dumps({"text": f"row {i} of mine"}) for i in range(20)), "{broken"]))
+    (tmp_path / "a.jsonl").write_text(
+        "\n".join([*(json.dumps({"text": f"row {i} of mine"}) for i in range(20)), "{broken"])
+    )
     with pytest.raises(ValueError, match=r"cannot be read \(a\.jsonl, after 20 rows: "):
         load_text(tmp_path / "a.jsonl")
 
@@ -626,15 +827,25 @@ def test_numbers_and_bytes_are_rows_and_what_is_no_number_is_none(tmp_path):
     pa.parquet.write_table(pa.table({"n": range(6)}), tmp_path / "n.parquet")
     read = module.texts_of(stream_of(tmp_path / "n.parquet", column="n")["train"], "n", None, "n")
     assert read == ["0", "1", "2", "3", "4", "5"]
-    pa.parquet.write_table(pa.table({"text": [f"row {i} é".encode() for i in range(20)]}), tmp_path / "b.parquet")
+    pa.parquet.write_table(
+        pa.table({"text": [f"row {i} é".encode() for i in range(20)]}), tmp_path / "b.parquet"
+    )
     assert sum(map(len, texts(load_text(tmp_path / "b.parquet", "text")).values())) == 20
     (tmp_path / "a.jsonl").write_text('{"text": NaN}\n{"text": null}\n{"text": []}\n{"text": 0}')
-    assert module.texts_of(stream_of(tmp_path / "a.jsonl", column="text")["train"], "text", None, "a") == ["0"]
+    assert module.texts_of(
+        stream_of(tmp_path / "a.jsonl", column="text")["train"], "text", None, "a"
+    ) == ["0"]
 
 
 def test_rows_that_end_in_a_delimiter_keep_their_columns(tmp_path):
-    (tmp_path / "a.csv").write_text("text,label\n" + "\n".join(f"the text {i} is this,the label,\n" for i in range(20)))
-    assert all(row.startswith("the text") for rows in texts(load_text(tmp_path / "a.csv", "text")).values() for row in rows)
+    (tmp_path / "a.csv").write_text(
+        "text,label\n" + "\n".join(f"the text {i} is this,the label,\n" for i in range(20))
+    )
+    assert all(
+        row.startswith("the text")
+        for rows in texts(load_text(tmp_path / "a.csv", "text")).values()
+        for row in rows
+    )
 
 
 TEXTS_WITH_COMMAS = [f"Sentence {i}, with a comma, and more" for i in range(120)]

@@ -16,7 +16,9 @@ from farzi_hf.data import Interactions, random_sequences
 from farzi_hf.data.seeds import Purpose, check_different, check_seed, derive, stream
 from farzi_hf.summary.initialization import Spectral
 
-numbers = st.integers(0, 2**64 - 1) | st.integers(0, 5) | st.sampled_from([2**32 - 1, 2**32, 2**32 + 1])
+numbers = (
+    st.integers(0, 2**64 - 1) | st.integers(0, 5) | st.sampled_from([2**32 - 1, 2**32, 2**32 + 1])
+)
 keys = st.tuples(numbers, st.sampled_from(Purpose), st.lists(numbers, max_size=4).map(tuple))
 
 
@@ -61,17 +63,33 @@ def test_no_two_streams_of_a_distillation_are_one(monkeypatch, tmp_path, sequenc
     """Outer steps with several epochs of minibatches, Ω in the mix, and two students."""
     from farzi_hf.distillation import PretrainedStarts, record_trajectories
 
-    # 4 sequences, 2 a step: an epoch has 2 steps, and T = 10 has epochs 0 … 4, two of which had the numbers of Ω's streams
+    # 4 sequences, 2 a step: an epoch has 2 steps, and T = 10 has epochs 0 … 4, two of which had the
+    # numbers of Ω's streams
     settings = {"inner_steps": 10, "inner_steps_min": None, "max_steps": 2}
     trainer = tiny_trainer(tmp_path, sequences, tokenizer, **settings)
     trained = sequences["train"].select_columns("input_ids")
     bank = record_trajectories(
-        trainer.learner, trainer.args.make_inner_optimizer(), trained, trainer.data_collator, tmp_path / "omega",
-        num=2, steps=2, save_every=1, batch_size=80, seed=3,
-    )  # fmt: skip
+        trainer.learner,
+        trainer.args.make_inner_optimizer(),
+        trained,
+        trainer.data_collator,
+        tmp_path / "omega",
+        num=2,
+        steps=2,
+        save_every=1,
+        batch_size=80,
+        seed=3,
+    )
     objective = trainer.objective
-    trainer.objective = type(objective)(**{**vars(objective), "starts": PretrainedStarts(bank, 0.5)})
-    begun, make, seed_torch, own = [], np.random.default_rng, torch.manual_seed, torch.default_generator.manual_seed
+    trainer.objective = type(objective)(
+        **{**vars(objective), "starts": PretrainedStarts(bank, 0.5)}
+    )
+    begun, make, seed_torch, own = (
+        [],
+        np.random.default_rng,
+        torch.manual_seed,
+        torch.default_generator.manual_seed,
+    )
 
     def default_rng(*args):
         generator = make(*args)
@@ -87,13 +105,17 @@ def test_no_two_streams_of_a_distillation_are_one(monkeypatch, tmp_path, sequenc
     random_sequences(trained, 10, trainer.args.seed)
     Spectral()(trainer.model, trained, trainer.args.seed)
     Interactions([np.array([1, 2])] * 10, 2).strong_generalization_split(trainer.args.seed)
-    ours = [one for one in begun if one != trainer.args.seed]  # torch's, by transformers and for each process
+    ours = [
+        one for one in begun if one != trainer.args.seed
+    ]  # torch's, by transformers and for each process
     assert len(ours) > 30
     assert not {one for one in ours if ours.count(one) > 1}
 
 
 @pytest.mark.parametrize("values", [["0", "1"], ["a"], [[0]], [0, 0], [-1], [], 3, "01"])
 def test_a_list_that_is_none_of_different_numbers_is_refused(values):
-    with pytest.raises(ValueError, match=r"^splits=.* give a list of different numbers of at least 0"):
+    with pytest.raises(
+        ValueError, match=r"^splits=.* give a list of different numbers of at least 0"
+    ):
         check_different("splits", values, 0)
     check_different("splits", [0, 1], 0)

@@ -28,7 +28,9 @@ def ids_alone(some: Dataset) -> Dataset:
 STREAMS = {
     "of a data set": lambda: Dataset.from_list(list(generated())).to_iterable_dataset(num_shards=2),
     "generated": lambda: IterableDataset.from_generator(generated),
-    "of tensors": lambda: Dataset.from_list(list(generated())).to_iterable_dataset().with_format("torch"),
+    "of tensors": lambda: (
+        Dataset.from_list(list(generated())).to_iterable_dataset().with_format("torch")
+    ),
     "shuffled": lambda: IterableDataset.from_generator(generated).shuffle(seed=1, buffer_size=100),
 }
 
@@ -39,7 +41,10 @@ def test_the_rows_come_again_in_each_epoch_and_in_each_iteration(kind):
     rows = list(islice(stream, 1500))
     assert rows == list(islice(stream, 1500))
     assert all(row.keys() == {"input_ids"} for row in rows)
-    epochs = [[row["input_ids"] for row in rows[:600]], [row["input_ids"] for row in rows[600:1200]]]
+    epochs = [
+        [row["input_ids"] for row in rows[:600]],
+        [row["input_ids"] for row in rows[600:1200]],
+    ]
     assert all(sorted(epoch) == sorted(ROWS) for epoch in epochs)
     if kind == "shuffled":
         assert epochs[0] != epochs[1]
@@ -49,7 +54,9 @@ def test_the_rows_come_again_in_each_epoch_and_in_each_iteration(kind):
 
 def test_a_shuffle_depends_on_its_seed_and_on_the_epoch():
     stream = RowStream(STREAMS["of a data set"](), ids_alone)
-    first, again, other = ([row["input_ids"] for row in islice(stream.shuffled(seed), 1200)] for seed in (0, 0, 1))
+    first, again, other = (
+        [row["input_ids"] for row in islice(stream.shuffled(seed), 1200)] for seed in (0, 0, 1)
+    )
     assert first == again != other
     assert sorted(first[:600]) == sorted(first[600:]) == sorted(ROWS)
     assert first[:600] != first[600:]
@@ -60,7 +67,9 @@ def test_a_shuffle_depends_on_its_seed_and_on_the_epoch():
 def test_workers_make_the_same_batches(workers):
     """Over the end of an epoch, from two shards, which datasets would give to two workers."""
     stream = RowStream(STREAMS["of a data set"](), ids_alone, batch_size=64)
-    loaders = [DataLoader(stream, batch_size=64, num_workers=n, collate_fn=list) for n in (0, workers)]
+    loaders = [
+        DataLoader(stream, batch_size=64, num_workers=n, collate_fn=list) for n in (0, workers)
+    ]
     alone, theirs = (list(islice(loader, 15)) for loader in loaders)
     assert alone == theirs
 
@@ -74,7 +83,9 @@ def test_a_row_that_cannot_be_used_is_found_when_it_comes():
     stream = RowStream(STREAMS["generated"](), check)
     rows = iter(stream)
     assert len(list(islice(rows, 256))) == 256
-    with pytest.raises(ValueError, match="rows 256 … 511 of the stream, counted from their first: holds 2 ids 500"):
+    with pytest.raises(
+        ValueError, match="rows 256 … 511 of the stream, counted from their first: holds 2 ids 500"
+    ):
         next(rows)
     with pytest.raises(ValueError, match="rows 0 … 255 of the stream"):
         RowStream(STREAMS["generated"](), lambda some: training_windows(some, 1))
@@ -82,8 +93,11 @@ def test_a_row_that_cannot_be_used_is_found_when_it_comes():
 
 @pytest.mark.parametrize(
     ("rows", "message"),
-    [(iter(()), "dataset is a stream without rows"), ([[1, 2], [3, 4]], r'stream of rows other than {"input_ids": \[5, 7\]} \(.*list')],
-)  # fmt: skip
+    [
+        (iter(()), "dataset is a stream without rows"),
+        ([[1, 2], [3, 4]], r'stream of rows other than {"input_ids": \[5, 7\]} \(.*list'),
+    ],
+)
 def test_a_stream_without_rows_of_ids_is_refused(rows, message):
     with pytest.raises(ValueError, match=message):
         RowStream(IterableDataset.from_generator(lambda: iter(rows)), ids_alone)
@@ -94,13 +108,18 @@ def test_a_stream_without_rows_of_ids_is_refused(rows, message):
 def test_a_stream_that_can_be_read_once_is_refused_when_it_is_read_again(count, read):
     rows = iter(list(generated())[:count])
     stream = RowStream(IterableDataset.from_generator(lambda: rows), ids_alone)
-    with pytest.raises(ValueError, match="gives other rows, or none, when it is read again: pass one that begins anew"):
+    with pytest.raises(
+        ValueError,
+        match="gives other rows, or none, when it is read again: pass one that begins anew",
+    ):
         list(islice(read(stream), 1))
 
 
 def test_the_head_is_all_that_a_start_reads():
     read = []
-    stream = RowStream(IterableDataset.from_generator(generated), lambda some: read.append(len(some)) or some)
+    stream = RowStream(
+        IterableDataset.from_generator(generated), lambda some: read.append(len(some)) or some
+    )
     read.clear()
     assert stream.head(ids=30)["input_ids"][:] == ROWS[:256]
     assert read == [256]
@@ -127,7 +146,10 @@ def test_masked_positions_are_not_in_the_start_of_a_summary():
         "input_ids": [[5, 6, 3, 3], [7, 3, 3, 3], [8, 9, 10, 11]],
         "attention_mask": [[1, 1, 0, 0], [1, 0, 0, 0], [1] * 4],
     }
-    for rows in (Dataset.from_dict(rows), RowStream(Dataset.from_dict(rows).to_iterable_dataset(), lambda rows: rows)):
+    for rows in (
+        Dataset.from_dict(rows),
+        RowStream(Dataset.from_dict(rows).to_iterable_dataset(), lambda rows: rows),
+    ):
         tokens, lengths = start_sequences(rows, seed=0)
         assert tokens.tolist() == [5, 6, 7, 8, 9, 10, 11]
         assert lengths.tolist() == [2, 1, 4]
@@ -140,4 +162,8 @@ def test_the_description_of_rows_depends_on_their_mask_and_labels():
     found = [described(Dataset.from_dict(rows))["fingerprint"] for rows in (ids, masked, labelled)]
     assert len(set(found)) == 3
     one, other = (RowStream(STREAMS[kind](), ids_alone) for kind in ("generated", "shuffled"))
-    assert described(one) == described(RowStream(STREAMS["of a data set"](), ids_alone)) != described(other)
+    assert (
+        described(one)
+        == described(RowStream(STREAMS["of a data set"](), ids_alone))
+        != described(other)
+    )

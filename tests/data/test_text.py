@@ -26,7 +26,9 @@ from farzi_hf.data import text as data
 @pytest.fixture
 def ptb_folder(tmp_path: Path) -> Path:
     for split in ("train", "valid", "test"):
-        (tmp_path / f"ptb.{split}.txt").write_text(f" {split} <unk> N \n no it was n't \n", encoding="utf-8")
+        (tmp_path / f"ptb.{split}.txt").write_text(
+            f" {split} <unk> N \n no it was n't \n", encoding="utf-8"
+        )
     return tmp_path
 
 
@@ -42,20 +44,31 @@ def test_ptb_from_the_hub_snapshot(ptb_folder, monkeypatch):
     # What the Hub's Parquet export looks like once it is on disk.
     for split in data.SPLITS:
         (ptb_folder / "penn_treebank" / split).mkdir(parents=True)
-        Dataset.from_dict({"sentence": [split]}).to_parquet(ptb_folder / "penn_treebank" / split / "0000.parquet")
+        Dataset.from_dict({"sentence": [split]}).to_parquet(
+            ptb_folder / "penn_treebank" / split / "0000.parquet"
+        )
     monkeypatch.setattr(data, "snapshot_download", lambda *args, **kwargs: str(ptb_folder))
     dataset = load_ptb()
-    assert {split: list(dataset[split]["text"]) for split in dataset} == {split: [split] for split in data.SPLITS}
+    assert {split: list(dataset[split]["text"]) for split in dataset} == {
+        split: [split] for split in data.SPLITS
+    }
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a caf\xe9 b\n".encode("latin-1"), r"ptb\.valid\.txt cannot be read as UTF-8 or UTF-16 text \(.*position 5: .*\): data_dir has to hold"),
-        ("a b\n".encode("utf-16")[:-1], r"ptb\.valid\.txt cannot be read"), (None, r"ptb\.valid\.txt cannot be read .*No such file"),
+        (
+            "a caf\xe9 b\n".encode("latin-1"),
+            (
+                r"ptb\.valid\.txt cannot be read as UTF-8 or UTF-16 text \(.*position 5: .*\):"
+                r" data_dir has to hold"
+            ),
+        ),
+        ("a b\n".encode("utf-16")[:-1], r"ptb\.valid\.txt cannot be read"),
+        (None, r"ptb\.valid\.txt cannot be read .*No such file"),
     ],
     ids=["Latin-1", "UTF-16", "missing"],
-)  # fmt: skip
+)
 def test_ptb_names_a_file_that_holds_no_text(ptb_folder, content, message):
     (ptb_folder / "ptb.valid.txt").unlink()
     if content is not None:
@@ -67,8 +80,16 @@ def test_ptb_names_a_file_that_holds_no_text(ptb_folder, content, message):
 def test_ptb_lines_end_where_a_line_ends(ptb_folder):
     content = "\ufeffa\u2028b \x85 c\r\nd\x0b\x0ce\rf\n\n\x00 g"
     for encoding in ("utf-8", "utf-16"):
-        (ptb_folder / "ptb.valid.txt").write_bytes(content.removeprefix("\ufeff" * (encoding == "utf-16")).encode(encoding))
-        assert load_ptb(ptb_folder)["validation"]["text"][:] == ["a\u2028b \x85 c", "d\x0b\x0ce", "f", "", "\x00 g"]
+        (ptb_folder / "ptb.valid.txt").write_bytes(
+            content.removeprefix("\ufeff" * (encoding == "utf-16")).encode(encoding)
+        )
+        assert load_ptb(ptb_folder)["validation"]["text"][:] == [
+            "a\u2028b \x85 c",
+            "d\x0b\x0ce",
+            "f",
+            "",
+            "\x00 g",
+        ]
 
 
 def test_ptb_unreachable_is_one_line_that_names_the_remedies(monkeypatch):
@@ -84,10 +105,16 @@ def test_ptb_unreachable_is_one_line_that_names_the_remedies(monkeypatch):
     assert "--dataset sample" in message
 
 
-@pytest.mark.skipif("FARZI_PTB_DIR" not in os.environ, reason="FARZI_PTB_DIR names no folder with Penn Treebank")
+@pytest.mark.skipif(
+    "FARZI_PTB_DIR" not in os.environ, reason="FARZI_PTB_DIR names no folder with Penn Treebank"
+)
 def test_real_ptb():
     dataset = load_ptb(os.environ["FARZI_PTB_DIR"])
-    assert {split: len(dataset[split]) for split in dataset} == {"train": 42_068, "validation": 3_370, "test": 3_761}
+    assert {split: len(dataset[split]) for split in dataset} == {
+        "train": 42_068,
+        "validation": 3_370,
+        "test": 3_761,
+    }
     tokenizer = word_tokenizer(dataset["train"]["text"])
     assert len(tokenizer) == 2004
     tokens = flatten_sequences(tokenize(dataset, tokenizer)["test"])[0]
@@ -100,7 +127,11 @@ def test_real_ptb():
 def test_sample_text_is_seeded_and_disjoint():
     first, again, other = (load_sample_text(500, seed=seed) for seed in (0, 0, 1))
     texts = [text for split in first.values() for text in split["text"]]
-    assert {split: len(first[split]) for split in first} == {"train": 400, "validation": 50, "test": 50}
+    assert {split: len(first[split]) for split in first} == {
+        "train": 400,
+        "validation": 50,
+        "test": 50,
+    }
     assert len(set(texts)) == 500
     assert texts == [text for split in again.values() for text in split["text"]]
     assert list(first["train"]["text"]) != list(other["train"]["text"])
@@ -113,9 +144,22 @@ def test_sample_text_is_seeded_and_disjoint():
 
 def test_word_tokenizer_ids():
     tokenizer = word_tokenizer(["b a a <unk>", "c b a", "<unk> d <unk> <unk>"], vocab_size=3)
-    assert tokenizer.get_vocab() == {"<pad>": 0, "<unk>": 1, "<s>": 2, "</s>": 3, "a": 4, "b": 5, "c": 6}
+    assert tokenizer.get_vocab() == {
+        "<pad>": 0,
+        "<unk>": 1,
+        "<s>": 2,
+        "</s>": 3,
+        "a": 4,
+        "b": 5,
+        "c": 6,
+    }
     assert tokenizer("a d <unk> c").input_ids == [2, 4, 1, 1, 6, 3]
-    assert [getattr(tokenizer, f"{role}_token_id") for role in ("pad", "unk", "bos", "eos")] == [0, 1, 2, 3]
+    assert [getattr(tokenizer, f"{role}_token_id") for role in ("pad", "unk", "bos", "eos")] == [
+        0,
+        1,
+        2,
+        3,
+    ]
     ids = word_tokenizer(["it was n't ?"])("was n't it ?").input_ids
     assert word_tokenizer(["it was n't ?"]).decode(ids) == "<s> was n't it ? </s>"
 
@@ -124,10 +168,11 @@ def test_word_tokenizer_ids():
     ("make", "sentences", "vocab_size", "message"),
     [
         (word_tokenizer, ["a"], 0, "vocab_size=0 is too small: give 1 or more"),
-        (word_tokenizer, "the cat", 5, "sentences is one text"), (bpe_tokenizer, "the cat", 300, "sentences is one text"),
+        (word_tokenizer, "the cat", 5, "sentences is one text"),
+        (bpe_tokenizer, "the cat", 300, "sentences is one text"),
         (bpe_tokenizer, ["text"], 255, "vocab_size=255 is too small: give 256 or more"),
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_tokenizer_is_refused(make, sentences, vocab_size, message):
     with pytest.raises(ValueError, match=message):
         make(sentences, vocab_size)
@@ -138,9 +183,14 @@ def test_what_makes_no_tokenizer_is_refused(make, sentences, vocab_size, message
 
 @pytest.fixture
 def modules(tmp_path: Path) -> Path:
-    """Forty files with three docstrings of four paragraphs each; two paragraphs are the same in all of them."""
+    """Forty files with three docstrings of four paragraphs each; two paragraphs are the same in all
+    of them.
+    """
     for i in range(40):
-        code = f'"""Module number {i}.\n\n    With a second line."""\nclass A:\n    "Same"\n    def f(self):\n        "Returns {i}."\n'
+        code = (
+            f'"""Module number {i}.\n\n    With a second line."""\nclass A:\n    "Same"\n    def'
+            f' f(self):\n        "Returns {i}."\n'
+        )
         (tmp_path / f"m{i}.py").write_text(code)
     (tmp_path / "broken.py").write_text("def (")
     return tmp_path
@@ -152,8 +202,12 @@ def test_every_docstring_is_in_one_split_and_read_once(modules):
     assert len(texts) == len(set(texts)) == 40 + 40 + 2
     assert {"Module number 7.", "With a second line."} <= set(texts)
     for split in found.values():  # the docstrings of a file stay together
-        numbers = {text.split()[2].rstrip(".") for text in split["text"] if text.startswith("Module")}
-        assert numbers == {text.split()[1].rstrip(".") for text in split["text"] if text.startswith("Returns")}
+        numbers = {
+            text.split()[2].rstrip(".") for text in split["text"] if text.startswith("Module")
+        }
+        assert numbers == {
+            text.split()[1].rstrip(".") for text in split["text"] if text.startswith("Returns")
+        }
     assert len(found["train"]) > len(found["test"]) > 0
 
 
@@ -173,7 +227,10 @@ def test_a_bpe_tokenizer_loses_nothing(modules):
 def test_tokenize_leaves_out_blank_lines_only():
     tokenizer = word_tokenizer(["a b"])
     encoded = tokenize(
-        DatasetDict(train=Dataset.from_dict({"text": ["a", "", "b a", "  ", None], "source": list("vwxyz")})), tokenizer
+        DatasetDict(
+            train=Dataset.from_dict({"text": ["a", "", "b a", "  ", None], "source": list("vwxyz")})
+        ),
+        tokenizer,
     )
     assert encoded["train"].column_names == ["input_ids"]
     assert list(encoded["train"]["input_ids"]) == [[2, 4, 3], [2, 5, 4, 3]]
@@ -181,7 +238,9 @@ def test_tokenize_leaves_out_blank_lines_only():
 
 def test_tokenize_takes_splits_of_datasets(tokenizer, text):
     for dataset in (text["train"], {"train": text["train"].to_iterable_dataset()}):
-        with pytest.raises(TypeError, match=r"dataset is a .*: pass a DatasetDict, such as .*; of a stream, map"):
+        with pytest.raises(
+            TypeError, match=r"dataset is a .*: pass a DatasetDict, such as .*; of a stream, map"
+        ):
             tokenize(dataset, tokenizer)
 
 

@@ -27,10 +27,16 @@ KINDS = {"tokenizer": word_tokenizer(), "list": WORDS, "none": None}
 )
 def test_a_vocabulary_knows_what_the_card_says(kind, entries, categories, tags, text):
     vocabulary = vocabulary_of(KINDS[kind])
-    assert (vocabulary.entries, vocabulary.task_categories, vocabulary.tags) == (entries, categories, tags)
+    assert (vocabulary.entries, vocabulary.task_categories, vocabulary.tags) == (
+        entries,
+        categories,
+        tags,
+    )
     assert vocabulary.named == (text is not None)
     if text is None:
-        with pytest.raises(ValueError, match="processing_class is None, so tokens have no names; set it"):
+        with pytest.raises(
+            ValueError, match="processing_class is None, so tokens have no names; set it"
+        ):
             vocabulary.text(["[4]", "[5]"])
     else:
         assert vocabulary.text(["the", "cat"]) == text
@@ -50,13 +56,18 @@ def test_entries_that_a_tokenizer_lacks_stand_for_themselves():
     tokenizer = word_tokenizer()
     assert tokenizer.unk_token is not None
     assert vocabulary_of(tokenizer).text(["the", "[7]", "cat"]) == f"the {tokenizer.unk_token} cat"
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    )
     assert vocabulary_of(tokenizer).text(["a", "b", "[2]", "[3]", "b"]) == "a b [2] [3] b"
 
 
 @pytest.mark.parametrize("name", [5, None, b"a"])
 def test_names_that_are_no_text_are_refused_at_once(name):
-    with pytest.raises(ValueError, match=rf"processing_class\[2\] is {name!r}: give names that are text, such as str"):
+    with pytest.raises(
+        ValueError,
+        match=rf"processing_class\[2\] is {name!r}: give names that are text, such as str",
+    ):
         vocabulary_of(["<pad>", "é 😀", name])
 
 
@@ -65,7 +76,10 @@ def test_half_a_surrogate_pair_is_refused_by_its_name_where_files_are_written(tm
     """It can be shown, escaped, but UTF-8 has no such text."""
     vocabulary_of(["<pad>", "é 😀"]).save(tmp_path)
     before = (tmp_path / ITEMS_FILE).read_bytes()
-    with pytest.raises(ValueError, match=rf"processing_class has the name {re.escape(repr(name))} with half a surrogate"):
+    with pytest.raises(
+        ValueError,
+        match=rf"processing_class has the name {re.escape(repr(name))} with half a surrogate",
+    ):
         vocabulary_of(["<pad>", "é 😀", name]).save(tmp_path)
     assert (tmp_path / ITEMS_FILE).read_bytes() == before
 

@@ -14,14 +14,21 @@ from torch import nn
 
 needs_device = [
     pytest.mark.gpu,
-    pytest.mark.skipif("not torch.cuda.is_available()", reason="there is no CUDA device, and no fake one: make test-device"),
+    pytest.mark.skipif(
+        "not torch.cuda.is_available()",
+        reason="there is no CUDA device, and no fake one: make test-device",
+    ),
 ]
 
 
 def moved(x: Any) -> Any:
     """A tensor, parameter or problem on the device, with leaves where it had them."""
     if isinstance(x, MetaProblem):
-        return replace(x, params={name: moved(p) for name, p in x.params.items()}, inputs=tuple(map(moved, x.inputs)))
+        return replace(
+            x,
+            params={name: moved(p) for name, p in x.params.items()},
+            inputs=tuple(map(moved, x.inputs)),
+        )
     on_device = x.detach().to("cuda")
     if isinstance(x, nn.Parameter):
         return nn.Parameter(on_device, x.requires_grad)
@@ -30,7 +37,9 @@ def moved(x: Any) -> Any:
 
 def launches(counts: dict[str, int]) -> int:
     """How many kernels ran."""
-    return sum(number for name, number in counts.items() if not name.startswith(("read by", "sent")))
+    return sum(
+        number for name, number in counts.items() if not name.startswith(("read by", "sent"))
+    )
 
 
 def reads(counts: dict[str, int]) -> dict[str, int]:
@@ -44,7 +53,9 @@ def sent(counts: dict[str, int]) -> int:
 
 
 def waits(counts: dict[str, int]) -> int:
-    """How often the CPU waited for the device: where it read back, and where it sent something without being told not to wait."""
+    """How often the CPU waited for the device: where it read back, and where it sent something
+    without being told not to wait.
+    """
     return sum(reads(counts).values()) + counts.get("sent and waited for", 0)
 
 

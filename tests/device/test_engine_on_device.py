@@ -1,4 +1,6 @@
-"""The engine on a CUDA device: every adjoint with every optimizer gives the gradients of the CPU."""
+"""The engine on a CUDA device: every adjoint with every optimizer gives the gradients
+of the CPU.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ QUICK = (("gpt2", "adamw_clipped"), ("mlp", "adam"), ("mlp", "sgd_clipped"))
 def meta_gradient(problem: mp.MetaProblem, optimizer, **how) -> list[torch.Tensor]:
     theta = unroll(*problem.arguments, optimizer=optimizer, **how)
     trained = (x.flatten() for x in theta.values() if x.requires_grad)
-    loss = sum((x + torch.arange(len(x), device=x.device, dtype=x.dtype).cos()).square().mean() for x in trained)
+    loss = sum(
+        (x + torch.arange(len(x), device=x.device, dtype=x.dtype).cos()).square().mean()
+        for x in trained
+    )
     return gradients(loss, problem.leaves)
 
 
@@ -36,9 +41,10 @@ def meta_gradient(problem: mp.MetaProblem, optimizer, **how) -> list[torch.Tenso
     ("name", "optimizer"),
     [
         pytest.param(name, rule, marks=() if (name, rule) in QUICK else pytest.mark.slow)
-        for name in PROBLEMS for rule in OPTIMIZERS
+        for name in PROBLEMS
+        for rule in OPTIMIZERS
     ],
-)  # fmt: skip
+)
 @every_adjoint
 def test_gradients_are_those_of_the_cpu(name, optimizer, adjoint):
     optimizer = OPTIMIZERS[optimizer]
@@ -47,10 +53,14 @@ def test_gradients_are_those_of_the_cpu(name, optimizer, adjoint):
     found = meta_gradient(moved(problem), optimizer, steps=6, window=4, adjoint=adjoint)
     assert all(x.is_cuda for x in found)
     expected = meta_gradient(problem, optimizer, steps=6, window=4, adjoint=Checkpoint())
-    assert relative_error([x.cpu() for x in found], expected) <= (CLOSE if isinstance(adjoint, Reversible) else 1e-9)
+    assert relative_error([x.cpu() for x in found], expected) <= (
+        CLOSE if isinstance(adjoint, Reversible) else 1e-9
+    )
 
 
-@pytest.mark.skipif(fake_cuda.is_needed(), reason="the fake device compiles nothing, and has no CUDA graphs")
+@pytest.mark.skipif(
+    fake_cuda.is_needed(), reason="the fake device compiles nothing, and has no CUDA graphs"
+)
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("mode", [True, "reduce-overhead"])
 @pytest.mark.parametrize("adjoint", [Tape(), Checkpoint(), Reversible()], ids=repr)
@@ -65,16 +75,23 @@ def test_compiled_and_captured_steps_give_the_same_gradient(adjoint, mode, caplo
         return (hidden @ params["out"] - inputs[1][rows]).square().mean()
 
     problem = replace(problem, inner_loss=inner_loss, inputs=(x, y))
-    found, expected = (meta_gradient(problem, optimizer, steps=5, adjoint=adjoint, torch_compile=how) for how in (mode, False))
+    found, expected = (
+        meta_gradient(problem, optimizer, steps=5, adjoint=adjoint, torch_compile=how)
+        for how in (mode, False)
+    )
     assert relative_error(found, expected) <= (CLOSE if isinstance(adjoint, Reversible) else 1e-9)
-    assert [record.getMessage() for record in caplog.records if record.name.startswith("farzi_hf")] == []
+    assert [
+        record.getMessage() for record in caplog.records if record.name.startswith("farzi_hf")
+    ] == []
     assert torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0
 
 
 def test_what_costs_nothing_more_on_a_gpu_is_chosen_there(monkeypatch, caplog):
     """Graphs may take a quarter of its memory, and an eighth of a CPU's."""
     problem = moved(mp.mlp())
-    loop, w = unroll.__globals__["_loop"](*problem.arguments, OPTIMIZERS["adam"], 40, None, 1, False)
+    loop, w = unroll.__globals__["_loop"](
+        *problem.arguments, OPTIMIZERS["adam"], 40, None, 1, False
+    )
     need = GradientGraphs().memory(loop, w, problem.inputs, graph_bytes(loop, w, problem.inputs))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 6 * need))
     assert choose_adjoint(loop, w, problem.inputs) == GradientGraphs()
@@ -83,8 +100,13 @@ def test_what_costs_nothing_more_on_a_gpu_is_chosen_there(monkeypatch, caplog):
 
 
 def test_a_warning_says_once_that_tf32_rounds(monkeypatch, caplog):
-    monkeypatch.setitem(unroll.__globals__, "_log_once", cache(unroll.__globals__["_log_once"].__wrapped__))
-    before, how = torch.get_float32_matmul_precision(), {"optimizer": OPTIMIZERS["adam"], "steps": 1}
+    monkeypatch.setitem(
+        unroll.__globals__, "_log_once", cache(unroll.__globals__["_log_once"].__wrapped__)
+    )
+    before, how = (
+        torch.get_float32_matmul_precision(),
+        {"optimizer": OPTIMIZERS["adam"], "steps": 1},
+    )
     train(*moved(mp.mlp()).arguments, **how)
     assert not caplog.records
     try:

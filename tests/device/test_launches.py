@@ -1,9 +1,10 @@
-"""How many kernels an inner step starts, and how often the CPU waits for the device: never, or once for all steps.
+"""How many kernels an inner step starts, and how often the CPU waits for the device: never, or once
+for all steps.
 
     PYTHONPATH=.:tests python tests/device/fake_cuda.py tests/device/test_launches.py        # the table of docs/scale.md
 
 Only the fake device counts.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -30,29 +31,50 @@ pytestmark = needs_device
 V, ROWS, LENGTH, WIDTH = 54, 6, 10, 8
 KINDS = {
     "GPT-2": GPT2Config(
-        vocab_size=V, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=2, eos_token_id=3, resid_pdrop=0.0, embd_pdrop=0.0,
+        vocab_size=V,
+        n_positions=16,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=2,
+        eos_token_id=3,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
         attn_pdrop=0.0,
     ),
     "SASRec": SASRecConfig(num_items=V - 1, hidden_size=16, max_length=12),
-}  # fmt: skip
+}
 FORMS = ("soft", "ids")
 CARRIED = {
-    "inputs": "drawn", "labels": "teacher", "storage": "coded5", "teacher_steps": 4, "teacher_batch_size": 8, "packing_steps": 2,
-    "inner_betas": [0.7, 0.95], "window": None, "inner_steps_min": None,
-}  # fmt: skip
+    "inputs": "drawn",
+    "labels": "teacher",
+    "storage": "coded5",
+    "teacher_steps": 4,
+    "teacher_batch_size": 8,
+    "packing_steps": 2,
+    "inner_betas": [0.7, 0.95],
+    "window": None,
+    "inner_steps_min": None,
+}
 CHOSEN = ("gradient_graphs", "tape", "checkpoint", "reversible")
 some = pytest.mark.parametrize(
     ("kind", "form", "adjoint"),
     [
-        pytest.param(kind, form, adjoint, marks=() if (kind, form) == ("GPT-2", "ids") else pytest.mark.slow)
-        for kind in KINDS for form in FORMS for adjoint in CHOSEN
+        pytest.param(
+            kind, form, adjoint, marks=() if (kind, form) == ("GPT-2", "ids") else pytest.mark.slow
+        )
+        for kind in KINDS
+        for form in FORMS
+        for adjoint in CHOSEN
     ],
-)  # fmt: skip
+)
 
 
 def summary(form: str) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    latents, decoder = (torch.randn(*shape, generator=generator) for shape in ((ROWS, LENGTH, WIDTH), (WIDTH, V)))
+    latents, decoder = (
+        torch.randn(*shape, generator=generator) for shape in ((ROWS, LENGTH, WIDTH), (WIDTH, V))
+    )
     tensors = {"latents": latents, "decoder": decoder}
     if form == "ids":
         ids = torch.randint(1, V, (ROWS, LENGTH), generator=generator)
@@ -60,14 +82,20 @@ def summary(form: str) -> dict[str, Tensor]:
     return {name: x.to("cuda").requires_grad_(x.is_floating_point()) for name, x in tensors.items()}
 
 
-def both_ways(kind: str, form: str, adjoint: str, steps: int) -> tuple[dict[str, int], dict[str, int]]:
+def both_ways(
+    kind: str, form: str, adjoint: str, steps: int
+) -> tuple[dict[str, int], dict[str, int]]:
     """The counts of a training of so many steps, and of the way back."""
     learner, tensors = Learner(KINDS[kind]).to("cuda"), summary(form)
     training = SyntheticTraining(InnerAdam(0.02, eps=1e-4), 1.0, 2, adjoint=ADJOINTS[adjoint]())
     start, theta = learner.initial_parameters(0, "cuda"), {}
-    forward = counted(lambda: theta.update(training(learner, tensors, start=start, steps=steps, seed=1)))
+    forward = counted(
+        lambda: theta.update(training(learner, tensors, start=start, steps=steps, seed=1))
+    )
     loss = sum(x.square().sum() for x in theta.values())
-    return forward, counted(lambda: torch.autograd.grad(loss, [x for x in tensors.values() if x.requires_grad]))
+    return forward, counted(
+        lambda: torch.autograd.grad(loss, [x for x in tensors.values() if x.requires_grad])
+    )
 
 
 def per_step(kind: str, form: str, adjoint: str) -> list[tuple[float, float, int]]:
@@ -76,7 +104,9 @@ def per_step(kind: str, form: str, adjoint: str) -> list[tuple[float, float, int
     found = []
     for a, b in zip(few, many, strict=True):
         each = (sum(reads(b).values()) - sum(reads(a).values())) / 8
-        found.append(((launches(b) - launches(a)) / 8, each, sum(reads(a).values()) - round(4 * each)))
+        found.append(
+            ((launches(b) - launches(a)) / 8, each, sum(reads(a).values()) - round(4 * each))
+        )
     return found
 
 
@@ -90,7 +120,9 @@ def test_no_step_waits_for_the_device(kind, form, adjoint):
 
 def trainer_of(form: str, folder: Path) -> FarziTrainer:
     settings = {"soft": {"window": None}, "drawn": CARRIED}[form]
-    trainer = tiny_trainer(folder, *tiny_data(), **settings, max_steps=0, use_cpu=False, per_device_train_batch_size=8)
+    trainer = tiny_trainer(
+        folder, *tiny_data(), **settings, max_steps=0, use_cpu=False, per_device_train_batch_size=8
+    )
     trainer.train()
     return trainer
 
@@ -136,7 +168,9 @@ def update(adjoint: Adjoint) -> float:
 
     def run(steps: int) -> int:
         how = {"optimizer": InnerAdam(0.01), "steps": steps, "adjoint": adjoint}
-        return launches(counted(lambda: unroll(lambda p, i, _: p["w"].sum() * i[0], {"w": w}, (x,), **how)))
+        return launches(
+            counted(lambda: unroll(lambda p, i, _: p["w"].sum() * i[0], {"w": w}, (x,), **how))
+        )
 
     return (run(4) - run(2)) / 2
 
@@ -149,7 +183,10 @@ def test_an_update_is_a_few_launches_whatever_the_size(adjoint, most):
 
 def table() -> str:
     lines = [
-        "| | launches a step, forward | in reverse | reads a step, forward | in reverse | reads beside them |",
+        (
+            "| | launches a step, forward | in reverse | reads a step, forward | in reverse | reads"
+            " beside them |"
+        ),
         "|---|---:|---:|---:|---:|---:|",
     ]
     for kind in KINDS:
@@ -157,18 +194,31 @@ def table() -> str:
             for adjoint in CHOSEN:
                 (f, a, before), (r, b, after) = per_step(kind, form, adjoint)
                 lines.append(
-                    f"| {kind}, {form}, {ADJOINTS[adjoint].__name__} | {f:.0f} | {r:.0f} | {a:g} | {b:g} | {before + after} |"
+                    f"| {kind}, {form}, {ADJOINTS[adjoint].__name__} | {f:.0f} | {r:.0f} | {a:g} |"
+                    f" {b:g} | {before + after} |"
                 )
     sizes = [
         f"| 4.2 million numbers, {type(a).__name__}, gradient of a sum | {update(a):.0f} | | | | |"
         for a in (Tape(), Reversible())
     ]
-    lines += [*sizes, "", "| a step of | launches | waits | copies to the device |", "|---|---:|---:|---:|"]
+    lines += [
+        *sizes,
+        "",
+        "| a step of | launches | waits | copies to the device |",
+        "|---|---:|---:|---:|",
+    ]
     for form in ("soft", "drawn"):
         with tempfile.TemporaryDirectory() as folder:
             trainer = trainer_of(form, Path(folder))
-            found = {"a student": students(1, trainer), "four students": students(4, trainer), "a teacher": teacher(trainer)}
-        lines += [f"| {what}, {form} | " + " | ".join(f"{x:g}" for x in counts) + " |" for what, counts in found.items()]
+            found = {
+                "a student": students(1, trainer),
+                "four students": students(4, trainer),
+                "a teacher": teacher(trainer),
+            }
+        lines += [
+            f"| {what}, {form} | " + " | ".join(f"{x:g}" for x in counts) + " |"
+            for what, counts in found.items()
+        ]
     return "\n".join(lines)
 
 

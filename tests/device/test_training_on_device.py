@@ -1,4 +1,6 @@
-"""Distillation and attribution on a CUDA device: what a run on the CPU gives, with all random numbers drawn alike."""
+"""Distillation and attribution on a CUDA device: what a run on the CPU gives, with all random
+numbers drawn alike.
+"""
 
 from __future__ import annotations
 
@@ -28,25 +30,43 @@ pytestmark = needs_device
 
 OWN = {"labels": "own", "teacher_steps": 5, "teacher_batch_size": 20}
 CARRIED = {
-    "inputs": "drawn", "labels": "teacher", "storage": "coded5", "teacher_steps": 20, "teacher_batch_size": 8, "packing_steps": 10,
-    "inner_betas": [0.7, 0.95], "inner_lr_scheduler_type": "warmup_stable_decay", "learning_rate": 1e-4,
-}  # fmt: skip
+    "inputs": "drawn",
+    "labels": "teacher",
+    "storage": "coded5",
+    "teacher_steps": 20,
+    "teacher_batch_size": 8,
+    "packing_steps": 10,
+    "inner_betas": [0.7, 0.95],
+    "inner_lr_scheduler_type": "warmup_stable_decay",
+    "learning_rate": 1e-4,
+}
 POOL = {"learner_pool": 2, "inner_steps": 12, "inner_steps_min": 6, "window": 3}
 FORMS = {
-    "soft": {}, "own": {**OWN, "inputs": "tokens"}, "own_soft": {**OWN, "inputs": "soft", "label_dim": 3, "initialization": "clusters"},
-    "teacher": CARRIED, "teacher_written": {**CARRIED, "inputs": "written"},
-}  # fmt: skip
+    "soft": {},
+    "own": {**OWN, "inputs": "tokens"},
+    "own_soft": {**OWN, "inputs": "soft", "label_dim": 3, "initialization": "clusters"},
+    "teacher": CARRIED,
+    "teacher_written": {**CARRIED, "inputs": "written"},
+}
 WAYS = {
-    "gradient_graphs": {}, "tape": {"adjoint": "tape"}, "reversible": {"adjoint": "reversible"}, "checkpoint": {"adjoint": "checkpoint"},
-    "pool": {**POOL, "adjoint": "reversible"}, "sgd": {"inner_optimizer": "sgd", "inner_momentum": 0.5}, "layers": {"checkpoint_layers": True},
-    "sum": {"gradient_accumulation_steps": 2}, "matching": {"objective": "gradient_matching"},
-}  # fmt: skip
+    "gradient_graphs": {},
+    "tape": {"adjoint": "tape"},
+    "reversible": {"adjoint": "reversible"},
+    "checkpoint": {"adjoint": "checkpoint"},
+    "pool": {**POOL, "adjoint": "reversible"},
+    "sgd": {"inner_optimizer": "sgd", "inner_momentum": 0.5},
+    "layers": {"checkpoint_layers": True},
+    "sum": {"gradient_accumulation_steps": 2},
+    "matching": {"objective": "gradient_matching"},
+}
 
 
 def chosen(name: str, table: dict, quick: tuple[str, ...]):
     """A parameter that `make test` tries with the quick values alone."""
     marks = {key: () if key in quick else pytest.mark.slow for key in table}
-    return pytest.mark.parametrize(name, [pytest.param(x, marks=marks[key], id=key) for key, x in table.items()])
+    return pytest.mark.parametrize(
+        name, [pytest.param(x, marks=marks[key], id=key) for key, x in table.items()]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +81,21 @@ def trained(trainer: FarziTrainer) -> tuple[FarziTrainer, dict]:
 
 
 def assert_alike(make, rounds: bool = False) -> None:
-    """The run on the device gives what the one on the CPU gives, up to rounding. The kernels of a real GPU round otherwise: few bits for a number
-    make much of that (`rounds`), and singular vectors may have the other sign."""
+    """The run on the device gives what the one on the CPU gives, up to rounding. The kernels of a
+    real GPU round otherwise: few bits for a number make much of that (`rounds`), and singular
+    vectors may have the other sign.
+    """
     (ours, metrics), (cpu, expected) = trained(make(use_cpu=False)), trained(make(use_cpu=True))
     assert all(x.is_cuda for x in ours.model.tensors.values())
     pairs = {name: (ours.model.tensors[name].cpu(), x) for name, x in cpu.model.tensors.items()}
     if not fake_cuda.is_needed():
-        pairs = {name: (a.abs(), b.abs()) if name.endswith(("latents", "decoder")) else (a, b) for name, (a, b) in pairs.items()}
-        metrics, expected = ({k: x for k, x in of.items() if not k.endswith("_std")} for of in (metrics, expected))
+        pairs = {
+            name: (a.abs(), b.abs()) if name.endswith(("latents", "decoder")) else (a, b)
+            for name, (a, b) in pairs.items()
+        }
+        metrics, expected = (
+            {k: x for k, x in of.items() if not k.endswith("_std")} for of in (metrics, expected)
+        )
     rounds = rounds and not fake_cuda.is_needed()
     assert logged(ours, "loss") == pytest.approx(logged(cpu, "loss"), rel=1e-2 if rounds else 1e-3)
     assert metrics == pytest.approx(expected, rel=0.1 if rounds else 0.01)
@@ -82,14 +109,26 @@ def assert_alike(make, rounds: bool = False) -> None:
 @chosen("way", WAYS, ("pool",))
 def test_text_in_every_way(way, sequences, tokenizer, tmp_path):
     assert_alike(
-        lambda use_cpu: tiny_trainer(tmp_path / str(use_cpu), sequences, tokenizer, max_steps=2, **{**way, "use_cpu": use_cpu})
+        lambda use_cpu: tiny_trainer(
+            tmp_path / str(use_cpu),
+            sequences,
+            tokenizer,
+            max_steps=2,
+            **{**way, "use_cpu": use_cpu},
+        )
     )
 
 
 @chosen("form", FORMS, ("own",))
 def test_text_in_every_form(form, sequences, tokenizer, tmp_path):
     assert_alike(
-        lambda use_cpu: tiny_trainer(tmp_path / str(use_cpu), sequences, tokenizer, max_steps=2, **{**form, "use_cpu": use_cpu}),
+        lambda use_cpu: tiny_trainer(
+            tmp_path / str(use_cpu),
+            sequences,
+            tokenizer,
+            max_steps=2,
+            **{**form, "use_cpu": use_cpu},
+        ),
         form.get("labels") == "teacher",
     )
 
@@ -98,20 +137,37 @@ def test_text_in_every_form(form, sequences, tokenizer, tmp_path):
 @chosen("kind", {name: name for name in NEXT_ITEM}, ("sasrec",))
 def test_items_in_every_form(kind, form, interactions, tmp_path):
     found, histories = interactions
-    settings = {**SETTINGS, "max_steps": 2, "sequence_length": 10, "per_device_train_batch_size": 16, **form}
+    settings = {
+        **SETTINGS,
+        "max_steps": 2,
+        "sequence_length": 10,
+        "per_device_train_batch_size": 16,
+        **form,
+    }
 
     def make(use_cpu: bool) -> FarziTrainer:
         return FarziTrainer(
-            config_of(kind, found.num_items + 1), FarziConfig(str(tmp_path / str(use_cpu)), **{**settings, "use_cpu": use_cpu}),
-            histories["train"], histories["validation"], task=Recommendation(found.vocabulary),
-        )  # fmt: skip
+            config_of(kind, found.num_items + 1),
+            FarziConfig(str(tmp_path / str(use_cpu)), **{**settings, "use_cpu": use_cpu}),
+            histories["train"],
+            histories["validation"],
+            task=Recommendation(found.vocabulary),
+        )
 
     assert_alike(make, form.get("labels") == "teacher")
 
 
 def test_a_teacher_writes_the_same_on_each_device(sequences, tokenizer, tmp_path):
-    """Also where several blocks are written at once, and whatever a training on a GPU reads first."""
-    trainer = tiny_trainer(tmp_path, sequences, tokenizer, max_steps=0, **{**FORMS["teacher_written"], "use_cpu": False})
+    """Also where several blocks are written at once, and whatever a training on a GPU
+    reads first.
+    """
+    trainer = tiny_trainer(
+        tmp_path,
+        sequences,
+        tokenizer,
+        max_steps=0,
+        **{**FORMS["teacher_written"], "use_cpu": False},
+    )
     trainer.train()
     trainer.model.save_pretrained(tmp_path / "saved")
     farzi, expected = FarziData.from_pretrained(tmp_path / "saved"), []
@@ -119,11 +175,15 @@ def test_a_teacher_writes_the_same_on_each_device(sequences, tokenizer, tmp_path
         rows = farzi.to(device).endless(1)
         found = torch.cat([rows.rows(256 * block + 250, 12) for block in (1, 9)])
         expected.append(found)
-    assert (expected[0] == expected[1]).float().mean() >= 0.98  # a probability at the edge may fall to either side
+    assert (
+        expected[0] == expected[1]
+    ).float().mean() >= 0.98  # a probability at the edge may fall to either side
     assert not farzi.carried.labels(farzi.tensors, expected[1].cuda()).logits().isnan().any()
 
 
-def test_students_of_a_summary_that_was_loaded_train_together(sequences, tokenizer, tmp_path, caplog):
+def test_students_of_a_summary_that_was_loaded_train_together(
+    sequences, tokenizer, tmp_path, caplog
+):
     """A teacher that was looked at on a CPU had its attention still, which torch.vmap refuses."""
     settings = {**FORMS["teacher"], "max_steps": 0, "use_cpu": False}
     made = tiny_trainer(tmp_path / "run", sequences, tokenizer, **settings)
@@ -132,7 +192,9 @@ def test_students_of_a_summary_that_was_loaded_train_together(sequences, tokeniz
     farzi = FarziData.from_pretrained(tmp_path / "saved")
     before = farzi.teacher.config._attn_implementation
     caplog.clear()
-    again = tiny_trainer(tmp_path / "again", sequences, tokenizer, {"farzi_data": farzi}, **settings)
+    again = tiny_trainer(
+        tmp_path / "again", sequences, tokenizer, {"farzi_data": farzi}, **settings
+    )
     assert again.evaluate()["eval_students"] == 2
     assert not [record for record in caplog.records if "one after the other" in record.getMessage()]
     assert farzi.to("cpu").teacher.config._attn_implementation == before
@@ -140,7 +202,13 @@ def test_students_of_a_summary_that_was_loaded_train_together(sequences, tokeniz
 
 @pytest.mark.slow
 def test_a_run_goes_on_bit_for_bit(sequences, tokenizer, tmp_path):
-    settings = {**POOL, "adjoint": "reversible", "use_cpu": False, "save_strategy": "steps", "save_steps": 1}
+    settings = {
+        **POOL,
+        "adjoint": "reversible",
+        "use_cpu": False,
+        "save_strategy": "steps",
+        "save_steps": 1,
+    }
     whole = tiny_trainer(tmp_path, sequences, tokenizer, **settings)
     whole.train()
     for step in (3, 4):
@@ -151,26 +219,48 @@ def test_a_run_goes_on_bit_for_bit(sequences, tokenizer, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not fake_cuda.is_needed(), reason="a build of torch with GPUs has NCCL, and tests need two of them")
+@pytest.mark.skipif(
+    not fake_cuda.is_needed(),
+    reason="a build of torch with GPUs has NCCL, and tests need two of them",
+)
 def test_two_processes_are_one_that_accumulates_two_batches(sequences, tokenizer, tmp_path):
     """And all that they exchange is on the device: NCCL would take nothing else."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+        shared = {
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(free.getsockname()[1]),
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": "0",
+        }
     here = Path(__file__).parent
     path = os.pathsep.join(map(str, (here.parent, here.parents[1])))
     started = [
         subprocess.Popen(
-            [sys.executable, str(here / "fake_cuda.py"), str(here / "two_processes.py"), str(tmp_path / "two")], text=True,
-            env={**os.environ, **shared, "RANK": rank, "PYTHONPATH": path}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            [
+                sys.executable,
+                str(here / "fake_cuda.py"),
+                str(here / "two_processes.py"),
+                str(tmp_path / "two"),
+            ],
+            text=True,
+            env={**os.environ, **shared, "RANK": rank, "PYTHONPATH": path},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
         )
         for rank in "01"
-    ]  # fmt: skip
+    ]
     errors = [process.communicate()[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], "".join(errors)[-5000:]
     first, second = (torch.load(tmp_path / f"two-{rank}.pt") for rank in "01")
     assert first["world_size"] == second["world_size"] == 2
-    one = tiny_trainer(tmp_path / "one", sequences, tokenizer, gradient_accumulation_steps=2, **two_processes.SETTINGS)
+    one = tiny_trainer(
+        tmp_path / "one",
+        sequences,
+        tokenizer,
+        gradient_accumulation_steps=2,
+        **two_processes.SETTINGS,
+    )
     one.train()
     for a, b, expected in zip(first["tensors"], second["tensors"], tensors(one), strict=True):
         assert torch.equal(a, b)
@@ -186,7 +276,9 @@ def test_ids_are_drawn_alike_and_the_users_random_numbers_stay(sequences, tokeni
     trainer = tiny_trainer(tmp_path / "run", sequences, tokenizer, max_steps=1)
     trainer.train()
     trainer.save_model(tmp_path / "saved")
-    here, there = (FarziData.from_pretrained(tmp_path / "saved").to(device) for device in ("cpu", "cuda"))
+    here, there = (
+        FarziData.from_pretrained(tmp_path / "saved").to(device) for device in ("cpu", "cuda")
+    )
     torch.cuda.manual_seed(5)
     before = torch.cuda.get_rng_state()
     drawn = [farzi.as_hard_dataset(3)[:]["input_ids"] for farzi in (here, there)]
@@ -195,7 +287,11 @@ def test_ids_are_drawn_alike_and_the_users_random_numbers_stay(sequences, tokeni
     assert torch.equal(torch.cuda.get_rng_state(), before)
 
 
-@chosen("adjoint", {"auto": None, "reversible": Reversible(), "tape": Tape(), "checkpoint": Checkpoint()}, ("auto",))
+@chosen(
+    "adjoint",
+    {"auto": None, "reversible": Reversible(), "tape": Tape(), "checkpoint": Checkpoint()},
+    ("auto",),
+)
 def test_influence(adjoint):
     def scores(device: str) -> torch.Tensor:
         learner = Learner(config_of("gpt2", initializer_range=0.3)).to(device)
@@ -217,10 +313,14 @@ def test_attribution_of_a_stock_trainer(tmp_path):
     from datasets import Dataset
     from transformers import Trainer
 
-    rows = Dataset.from_dict({"input_ids": [[(i + j) % (V - 1) + 1 for j in range(4 + i % 2)] for i in range(8)]})
+    rows = Dataset.from_dict(
+        {"input_ids": [[(i + j) % (V - 1) + 1 for j in range(4 + i % 2)] for i in range(8)]}
+    )
 
     def scores(use_cpu: bool) -> torch.Tensor:
-        trainer = Trainer(tiny_model("gpt2"), arguments(tmp_path, use_cpu=use_cpu), SequenceCollator(0), rows)
+        trainer = Trainer(
+            tiny_model("gpt2"), arguments(tmp_path, use_cpu=use_cpu), SequenceCollator(0), rows
+        )
         return torch.as_tensor(attribute(trainer, rows).scores)
 
     torch.testing.assert_close(scores(False), scores(True), rtol=1e-3, atol=1e-6)

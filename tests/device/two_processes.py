@@ -1,4 +1,5 @@
-"""A distillation that two processes share on the fake device; test_training_on_device.py starts it in each of them:
+"""A distillation that two processes share on the fake device; test_training_on_device.py starts it
+in each of them:
 
 RANK=… WORLD_SIZE=2 … python tests/device/fake_cuda.py tests/device/two_processes.py OUTPUT_DIR
 """
@@ -19,7 +20,9 @@ places: set[tuple[str, str]] = set()
 
 
 class ThroughTheCPU(distributed.ProcessGroup):
-    """Exchanges tensors by gloo, which in a CPU build takes no CUDA tensors, and notes where they were."""
+    """Exchanges tensors by gloo, which in a CPU build takes no CUDA tensors, and notes where they
+    were.
+    """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
@@ -72,8 +75,12 @@ if __name__ == "__main__":
     trainer = tiny_trainer(sys.argv[2], *tiny_data(), **SETTINGS)
     trainer.train()
     found = {
-        "devices": {str(x.device) for x in tensors(trainer)}, "metrics": trainer.evaluate(), "places": places,
-        "tensors": [x.cpu() for x in tensors(trainer)], "losses": logged(trainer, "loss"), "world_size": trainer.args.world_size,
-    }  # fmt: skip
+        "devices": {str(x.device) for x in tensors(trainer)},
+        "metrics": trainer.evaluate(),
+        "places": places,
+        "tensors": [x.cpu() for x in tensors(trainer)],
+        "losses": logged(trainer, "loss"),
+        "world_size": trainer.args.world_size,
+    }
     torch.save(found, f"{sys.argv[2]}-{trainer.args.process_index}.pt")
     distributed.destroy_process_group()

@@ -13,7 +13,9 @@ CPU = torch.device("cpu")
 
 def test_peak_memory_is_that_of_the_process():
     before = peak_memory(CPU)
-    assert before >= 0.95 * psutil.Process().memory_info().rss  # Linux counts the two in different ways
+    assert (
+        before >= 0.95 * psutil.Process().memory_info().rss
+    )  # Linux counts the two in different ways
     torch.ones(before // 4 + 2**24)  # float32
     assert peak_memory(CPU) > before
 

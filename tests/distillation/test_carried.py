@@ -1,4 +1,6 @@
-"""Distillation of a summary that carries its teacher: the exact meta-gradient in the teacher's weights, packing, resume."""
+"""Distillation of a summary that carries its teacher: the exact meta-gradient in the teacher's
+weights, packing, resume.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +24,41 @@ from farzi_hf.summary.store.tensor_file import STORAGES
 
 V, XI, T = 11, 5, 6
 CARRIED = {
-    "inputs": "drawn", "labels": "teacher", "storage": "coded5", "teacher_steps": 20, "teacher_batch_size": 8, "packing_steps": 10,
-    "inner_betas": [0.7, 0.95], "inner_lr_scheduler_type": "warmup_stable_decay",
-}  # fmt: skip
+    "inputs": "drawn",
+    "labels": "teacher",
+    "storage": "coded5",
+    "teacher_steps": 20,
+    "teacher_batch_size": 8,
+    "packing_steps": 10,
+    "inner_betas": [0.7, 0.95],
+    "inner_lr_scheduler_type": "warmup_stable_decay",
+}
 
 
 def gpt2(width: int = 8) -> GPT2LMHeadModel:
     config = GPT2Config(
-        vocab_size=V, n_positions=8, n_embd=width, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-        bos_token_id=None, eos_token_id=None, initializer_range=0.3, attn_implementation="eager",
-    )  # fmt: skip
+        vocab_size=V,
+        n_positions=8,
+        n_embd=width,
+        n_layer=1,
+        n_head=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+        initializer_range=0.3,
+        attn_implementation="eager",
+    )
     return GPT2LMHeadModel(config)
 
 
 @pytest.fixture(scope="module")
 def farzi() -> FarziData:
     torch.manual_seed(0)
-    return FarziData.from_teacher(gpt2(), sequence_length=XI, frequencies=torch.arange(V), storage="int5", seed=3).double()
+    return FarziData.from_teacher(
+        gpt2(), sequence_length=XI, frequencies=torch.arange(V), storage="int5", seed=3
+    ).double()
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +73,28 @@ BATCH = {
 
 
 def meta_gradient(farzi, learner, adjoint, window=None, rounding=None):
-    training = SyntheticTraining(InnerAdam(0.05, (0.7, 0.95), 1e-2), 1.0, 3, window, adjoint).reading(farzi)
-    leaves = {name: x.detach().clone().requires_grad_(x.is_floating_point()) for name, x in farzi.tensors.items()}
+    training = SyntheticTraining(
+        InnerAdam(0.05, (0.7, 0.95), 1e-2), 1.0, 3, window, adjoint
+    ).reading(farzi)
+    leaves = {
+        name: x.detach().clone().requires_grad_(x.is_floating_point())
+        for name, x in farzi.tensors.items()
+    }
     loss = MetaMatching(training, T, T)(learner, rounding(leaves) if rounding else leaves, BATCH, 0)
     names = [name for name in leaves if name.startswith("teacher.")]
-    return loss.detach(), dict(zip(names, torch.autograd.grad(loss, [leaves[name] for name in names]), strict=True))
+    return loss.detach(), dict(
+        zip(names, torch.autograd.grad(loss, [leaves[name] for name in names]), strict=True)
+    )
 
 
-@pytest.mark.parametrize("adjoint", [Tape(), Checkpoint(slots=2), Reversible()], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(
+    "adjoint", [Tape(), Checkpoint(slots=2), Reversible()], ids=lambda x: type(x).__name__
+)
 @pytest.mark.parametrize("window", [None, 2])
 def test_the_meta_gradient_in_the_teachers_weights_equals_direct(farzi, learner, adjoint, window):
-    (expected, by_autograd), (loss, ours) = (meta_gradient(farzi, learner, a, window) for a in (Direct(), adjoint))
+    (expected, by_autograd), (loss, ours) = (
+        meta_gradient(farzi, learner, a, window) for a in (Direct(), adjoint)
+    )
     tolerance = 1e-6 if isinstance(adjoint, Reversible) else 1e-9
     torch.testing.assert_close(loss, expected, rtol=tolerance, atol=0)
     assert max(g.abs().max() for g in ours.values()) > 1e-4
@@ -73,11 +104,15 @@ def test_the_meta_gradient_in_the_teachers_weights_equals_direct(farzi, learner,
 def test_the_meta_gradient_equals_finite_differences(farzi, learner):
     _, gradient = meta_gradient(farzi, learner, Tape())
     generator, step = torch.Generator().manual_seed(1), 1e-6
-    direction = {name: torch.randn(g.shape, generator=generator).double() for name, g in gradient.items()}
+    direction = {
+        name: torch.randn(g.shape, generator=generator).double() for name, g in gradient.items()
+    }
     losses = []
     for sign in (1, -1):
         moved = FarziData(
-            farzi.config, None, {n: x.detach() + sign * step * direction.get(n, 0) for n, x in farzi.tensors.items()}
+            farzi.config,
+            None,
+            {n: x.detach() + sign * step * direction.get(n, 0) for n, x in farzi.tensors.items()},
         )
         losses.append(meta_gradient(moved.double(), learner, Tape())[0])
     slope = sum((gradient[name] * d).sum() for name, d in direction.items())
@@ -90,14 +125,21 @@ def test_a_stream_teaches_what_fixed_rows_with_the_same_ids_teach(farzi, learner
     stream = SyntheticTraining(optimizer, 1.0, 4).reading(farzi)
     theta = stream(learner, farzi.tensors, start=start, steps=1, seed=farzi.config.seed)
     fixed = farzi.materialize(4)
-    expected = SyntheticTraining(optimizer, 1.0)(learner, fixed.tensors, start=start, steps=1, seed=9)
+    expected = SyntheticTraining(optimizer, 1.0)(
+        learner, fixed.tensors, start=start, steps=1, seed=9
+    )
     for name, x in theta.items():
         torch.testing.assert_close(x, expected[name], rtol=1e-8, atol=1e-10)
 
 
 def test_outer_steps_round_as_the_file_does(farzi, learner):
-    """The outer loss is that of the rounded teacher, and weights inside the clamp get the gradient of the rounded ones."""
-    raw, rounding = FarziData(farzi.config, None, {n: x.detach().clone() for n, x in farzi.tensors.items()}), Rounding()
+    """The outer loss is that of the rounded teacher, and weights inside the clamp get the gradient
+    of the rounded ones.
+    """
+    raw, rounding = (
+        FarziData(farzi.config, None, {n: x.detach().clone() for n, x in farzi.tensors.items()}),
+        Rounding(),
+    )
     rounding.start(raw, "int5")
     with torch.no_grad():
         for name, scale in rounding.scales.items():
@@ -106,7 +148,9 @@ def test_outer_steps_round_as_the_file_does(farzi, learner):
     expected, of_rounded = meta_gradient(farzi, learner, Tape())
     torch.testing.assert_close(loss, expected, rtol=1e-9, atol=0)
     for name, g in gradient.items():
-        inside = (raw.tensors[name] / rounding.scales.get(name, 1.0)).abs() <= STORAGES["int5"].largest
+        inside = (raw.tensors[name] / rounding.scales.get(name, 1.0)).abs() <= STORAGES[
+            "int5"
+        ].largest
         torch.testing.assert_close(g[inside], of_rounded[name][inside], rtol=1e-6, atol=1e-9)
     rounding.finish(raw)
     for name, x in farzi.tensors.items():
@@ -119,7 +163,9 @@ def test_a_trainer_carries_its_packed_teacher(sequences, tokenizer, tmp_path):
     farzi = trainer.model
     kept = STORAGES["coded5"].rounded({name: x.detach() for name, x in farzi.tensors.items()})
     assert all(torch.equal(kept[name], x) for name, x in farzi.tensors.items())
-    counts = torch.bincount(torch.tensor([*chain(*sequences["train"]["input_ids"])]), minlength=len(tokenizer))
+    counts = torch.bincount(
+        torch.tensor([*chain(*sequences["train"]["input_ids"])]), minlength=len(tokenizer)
+    )
     assert torch.equal(farzi.frequencies > 0, counts > 0)
     before = trainer.evaluate()["eval_loss"]
     assert before < torch.log(torch.tensor(float(len(tokenizer))))
@@ -132,11 +178,17 @@ def test_a_trainer_carries_its_packed_teacher(sequences, tokenizer, tmp_path):
 def test_outer_steps_go_on_from_a_teacher_that_was_made_in_python(sequences, tokenizer, tmp_path):
     """Of another width than the learner's; its numbers stay what coded5 can hold."""
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_positions=16, n_embd=8, n_layer=1, n_head=1))
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=len(tokenizer), n_positions=16, n_embd=8, n_layer=1, n_head=1)
+    )
     farzi = FarziData.from_teacher(model, sequence_length=8, storage="coded5", tokenizer=tokenizer)
     before = farzi.fingerprint()
     trainer = tiny_trainer(
-        tmp_path, sequences, tokenizer, {"farzi_data": farzi}, **{**CARRIED, "learning_rate": 0.05, "max_steps": 2}
+        tmp_path,
+        sequences,
+        tokenizer,
+        {"farzi_data": farzi},
+        **{**CARRIED, "learning_rate": 0.05, "max_steps": 2},
     )
     trainer.train()
     assert trainer.model is farzi
@@ -148,7 +200,9 @@ def test_outer_steps_go_on_from_a_teacher_that_was_made_in_python(sequences, tok
 
 def test_a_stream_makes_a_carried_teacher(sequences, tokenizer, tmp_path):
     stream = sequences["train"].to_iterable_dataset()
-    trainer = tiny_trainer(tmp_path, sequences, tokenizer, {"train_dataset": stream}, **{**CARRIED, "max_steps": 0})
+    trainer = tiny_trainer(
+        tmp_path, sequences, tokenizer, {"train_dataset": stream}, **{**CARRIED, "max_steps": 0}
+    )
     trainer.train()
     assert trainer.args.max_steps == 0
     assert trainer.state.global_step == 0
@@ -172,7 +226,9 @@ def test_a_summary_carries_one_teacher(sequences, tokenizer, tmp_path, monkeypat
         tiny_trainer(tmp_path, sequences, tokenizer, {"teacher": kinds}, **CARRIED)
     trained, train = [], TeacherTraining.train
     monkeypatch.setattr(TeacherTraining, "train", lambda *args: trained.append(0) or train(*args))
-    tiny_trainer(tmp_path, sequences, tokenizer, **{**CARRIED, "max_steps": 0, "num_teachers": 7}).train()
+    tiny_trainer(
+        tmp_path, sequences, tokenizer, **{**CARRIED, "max_steps": 0, "num_teachers": 7}
+    ).train()
     assert len(trained) == 1
 
 
@@ -181,7 +237,13 @@ def test_a_resumed_run_is_the_same_bit_for_bit(sequences, tokenizer, tmp_path, i
     settings = {**CARRIED, "inputs": inputs, "learner_pool": 2, "window": 1}
     whole = tiny_trainer(tmp_path / "whole", sequences, tokenizer, **settings)
     whole.train()
-    broken = tiny_trainer(tmp_path / "broken", sequences, tokenizer, {"callbacks": [SignalAt("SIGTERM", 2)]}, **settings)
+    broken = tiny_trainer(
+        tmp_path / "broken",
+        sequences,
+        tokenizer,
+        {"callbacks": [SignalAt("SIGTERM", 2)]},
+        **settings,
+    )
     with pytest.raises(Interrupted):
         broken.train()
     resumed = tiny_trainer(tmp_path / "broken", sequences, tokenizer, **settings)
@@ -204,16 +266,38 @@ def test_bad_settings(tmp_path, sequences, tokenizer):
 
 
 def dropping(vocab_size: int) -> GPT2Config:
-    return GPT2Config(vocab_size=vocab_size, n_positions=64, n_embd=16, n_layer=1, n_head=2, bos_token_id=2, eos_token_id=3)
+    return GPT2Config(
+        vocab_size=vocab_size,
+        n_positions=64,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=2,
+        eos_token_id=3,
+    )
 
 
 @pytest.mark.parametrize("adjoint", ["tape", "reversible"])
-def test_a_teacher_labels_without_dropout_while_the_trainer_trains(sequences, tokenizer, tmp_path, adjoint):
-    """Trainer sets the summary into training mode, and so it set the teacher: labels were another draw in each reading."""
-    settings = {**CARRIED, "storage": "exact", "inner_optimizer": "adam", "adjoint": adjoint, "max_steps": 2}
-    trainer = tiny_trainer(tmp_path, sequences, tokenizer, {"learner_init": dropping(len(tokenizer))}, **settings)
+def test_a_teacher_labels_without_dropout_while_the_trainer_trains(
+    sequences, tokenizer, tmp_path, adjoint
+):
+    """Trainer sets the summary into training mode, and so it set the teacher: labels were another
+    draw in each reading.
+    """
+    settings = {
+        **CARRIED,
+        "storage": "exact",
+        "inner_optimizer": "adam",
+        "adjoint": adjoint,
+        "max_steps": 2,
+    }
+    trainer = tiny_trainer(
+        tmp_path, sequences, tokenizer, {"learner_init": dropping(len(tokenizer))}, **settings
+    )
     modes, loss = [], trainer.compute_loss
-    trainer.compute_loss = lambda *args, **kwargs: modes.append(trainer.model.teacher.training) or loss(*args, **kwargs)
+    trainer.compute_loss = lambda *args, **kwargs: (
+        modes.append(trainer.model.teacher.training) or loss(*args, **kwargs)
+    )
     trainer.train()
     assert (trainer.model.training, modes) == (True, [False, False])
     assert trainer.run.non_finite_steps == 0
@@ -231,16 +315,29 @@ class Scaled(GPT2LMHeadModel):
         return output
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # which peft asks for
+@pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing`:FutureWarning"
+)  # which peft asks for
 @pytest.mark.parametrize(
     ("init", "message"),
     [
-        (lambda: Scaled(dropping(54)), "teacher: a model with its config and parameters predicts otherwise; give a plain one, or labels='own'"),
-        (lambda: peft_model(dropping(54)), "teacher: its config makes other parameters .*; give a plain one, or labels='own'"),
+        (
+            lambda: Scaled(dropping(54)),
+            (
+                "teacher: a model with its config and parameters predicts otherwise; give a plain"
+                " one, or labels='own'"
+            ),
+        ),
+        (
+            lambda: peft_model(dropping(54)),
+            "teacher: its config makes other parameters .*; give a plain one, or labels='own'",
+        ),
     ],
     ids=["scaled", "lora"],
-)  # fmt: skip
-def test_a_teacher_that_its_config_does_not_make_is_refused_before_it_trains(sequences, tokenizer, tmp_path, init, message):
+)
+def test_a_teacher_that_its_config_does_not_make_is_refused_before_it_trains(
+    sequences, tokenizer, tmp_path, init, message
+):
     assert len(tokenizer) == 54
     with pytest.raises(ValueError, match=message):
         tiny_trainer(tmp_path, sequences, tokenizer, {"learner_init": init}, **CARRIED, max_steps=0)
@@ -249,5 +346,6 @@ def test_a_teacher_that_its_config_does_not_make_is_refused_before_it_trains(seq
 def peft_model(config: GPT2Config):
     peft = pytest.importorskip("peft")
     return peft.get_peft_model(
-        GPT2LMHeadModel(config), peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+        GPT2LMHeadModel(config),
+        peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["c_attn"], fan_in_fan_out=True),
     )

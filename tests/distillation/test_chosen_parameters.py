@@ -1,4 +1,6 @@
-"""Learners of which only some parameters train: chosen ones, adapters of PEFT, pretrained starts."""
+"""Learners of which only some parameters train: chosen ones, adapters of PEFT,
+pretrained starts.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,17 @@ from farzi_hf.summary import FarziData, FarziDataConfig
 
 peft = pytest.importorskip("peft")
 # PEFT asks transformers for an attribute that has a new name there.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
 STEPS, OPTIMIZER = 4, InnerAdam(0.05, (0.5, 0.99), 1e-3)
 BATCH = {"input_ids": torch.arange(12).view(2, 6), "labels": torch.arange(12).view(2, 6)}
 
 
 def with_adapters(model: nn.Module) -> nn.Module:
-    adapters = peft.LoraConfig(task_type="CAUSAL_LM", r=2, lora_alpha=4, target_modules=["c_attn"], fan_in_fan_out=True)
+    adapters = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=2, lora_alpha=4, target_modules=["c_attn"], fan_in_fan_out=True
+    )
     return peft.get_peft_model(model, adapters, autocast_adapter_dtype=False)
 
 
@@ -50,7 +56,9 @@ def lora() -> nn.Module:
 
 def head_alone(vocab_size: int = V) -> nn.Module:
     """Only the head trains; all else is drawn."""
-    model = AutoModelForCausalLM.from_config(config_of("gpt2", vocab_size, tie_word_embeddings=False))
+    model = AutoModelForCausalLM.from_config(
+        config_of("gpt2", vocab_size, tie_word_embeddings=False)
+    )
     model.requires_grad_(False)
     model.lm_head.requires_grad_(True)
     return model
@@ -74,7 +82,9 @@ def test_the_meta_gradient_of_adapters_is_exact(adjoint):
     assert all("lora_" in name for name in few)
 
     def result(kind) -> tuple[Tensor, ...]:
-        found = SyntheticTraining(OPTIMIZER, 1.0, adjoint=kind)(learner, farzi.tensors, start=start, steps=STEPS, seed=0)
+        found = SyntheticTraining(OPTIMIZER, 1.0, adjoint=kind)(
+            learner, farzi.tensors, start=start, steps=STEPS, seed=0
+        )
         assert trained(found, start) == few
         loss = learner.hard_loss(found, BATCH)
         return loss, *torch.autograd.grad(loss, [farzi.latents, farzi.decoder])
@@ -91,13 +101,21 @@ def test_adapters_of_a_base_in_bfloat16():
     for change in (lambda model: model.bfloat16(), lambda model: model.bfloat16().float()):
 
         def half(change=change) -> nn.Module:
-            adapters = peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["c_attn"], fan_in_fan_out=True)
-            return peft.get_peft_model(change(tiny_model("gpt2")), adapters)  # in float32, as PEFT does it
+            adapters = peft.LoraConfig(
+                task_type="CAUSAL_LM", r=2, target_modules=["c_attn"], fan_in_fan_out=True
+            )
+            return peft.get_peft_model(
+                change(tiny_model("gpt2")), adapters
+            )  # in float32, as PEFT does it
 
         learner = Learner(half)
         training = SyntheticTraining(OPTIMIZER, 1.0, adjoint=Tape())
-        theta = training(learner, farzi.tensors, start=learner.initial_parameters(0), steps=STEPS, seed=0)
-        found.append(torch.autograd.grad(learner.hard_loss(theta, BATCH), [farzi.latents, farzi.decoder]))
+        theta = training(
+            learner, farzi.tensors, start=learner.initial_parameters(0), steps=STEPS, seed=0
+        )
+        found.append(
+            torch.autograd.grad(learner.hard_loss(theta, BATCH), [farzi.latents, farzi.decoder])
+        )
     for a, b in zip(*found, strict=True):
         assert torch.cosine_similarity(a.flatten(), b.flatten(), dim=0) > 0.98
 
@@ -106,8 +124,12 @@ def test_constants_that_start_equal_are_one_in_memory_and_drawn_ones_belong_to_t
     first, second = map(Learner(lora).initial_parameters, (1, 2))
     for name, x in first.items():
         assert (x is second[name]) == ("lora_" not in name)
-    assert not torch.equal(*(x["transformer.h.0.attn.c_attn.lora_A.default.weight"] for x in (first, second)))
-    first, second, again = (x["transformer.wte.weight"] for x in map(Learner(head_alone).initial_parameters, (1, 2, 1)))
+    assert not torch.equal(
+        *(x["transformer.h.0.attn.c_attn.lora_A.default.weight"] for x in (first, second))
+    )
+    first, second, again = (
+        x["transformer.wte.weight"] for x in map(Learner(head_alone).initial_parameters, (1, 2, 1))
+    )
     assert not torch.equal(first, second)
     assert torch.equal(first, again)
     assert not first.requires_grad
@@ -128,7 +150,9 @@ def test_learners_keep_their_constants(make):
 
 def test_a_pool_goes_on_with_the_constants_of_each_learner():
     learner, farzi = Learner(head_alone), summary()
-    make = partial(LearnerPool, SyntheticTraining(OPTIMIZER, 1.0, window=1), 2, 2, 5, random_starts, 7)
+    make = partial(
+        LearnerPool, SyntheticTraining(OPTIMIZER, 1.0, window=1), 2, 2, 5, random_starts, 7
+    )
     first, second = make(), make()
     for _ in range(3):
         first(learner, farzi.tensors)
@@ -139,16 +163,28 @@ def test_a_pool_goes_on_with_the_constants_of_each_learner():
 
 
 @pytest.mark.parametrize("kind", ["adapters", "head"])
-def test_recorded_trainings_and_teachers_train_only_the_chosen(tmp_path, sequences, tokenizer, kind):
+def test_recorded_trainings_and_teachers_train_only_the_chosen(
+    tmp_path, sequences, tokenizer, kind
+):
     size = len(tokenizer)
-    AutoModelForCausalLM.from_config(tiny_learner(size)).save_pretrained(folder := str(tmp_path / "pretrained"))
+    AutoModelForCausalLM.from_config(tiny_learner(size)).save_pretrained(
+        folder := str(tmp_path / "pretrained")
+    )
     adapted = lambda: with_adapters(AutoModelForCausalLM.from_pretrained(folder))  # noqa: E731
     learner = Learner(adapted if kind == "adapters" else partial(head_alone, size))
     few = {name for name, x in learner.model.named_parameters() if x.requires_grad}
     bank = record_trajectories(
-        learner, InnerAdam(0.01), sequences["train"], SequenceCollator(), tmp_path / "omega", num=2, steps=4, save_every=2,
-        batch_size=20, seed=0,
-    )  # fmt: skip
+        learner,
+        InnerAdam(0.01),
+        sequences["train"],
+        SequenceCollator(),
+        tmp_path / "omega",
+        num=2,
+        steps=4,
+        save_every=2,
+        batch_size=20,
+        seed=0,
+    )
     stored = bank.checkpoint(0, 4).keys()
     assert few <= stored
     assert ("transformer.wte.weight" in stored) == (kind == "head")  # drawn, and so not shared
@@ -164,9 +200,15 @@ def test_recorded_trainings_and_teachers_train_only_the_chosen(tmp_path, sequenc
 
 
 def test_a_pretrained_folder_distils(tmp_path, sequences, tokenizer):
-    AutoModelForCausalLM.from_config(tiny_learner(len(tokenizer))).save_pretrained(tmp_path / "pretrained")
-    load = partial(AutoModelForCausalLM.from_pretrained, tmp_path / "pretrained", dtype=torch.float32)
-    trainer = tiny_trainer(tmp_path / "out", sequences, tokenizer, {"learner_init": load}, max_steps=2)
+    AutoModelForCausalLM.from_config(tiny_learner(len(tokenizer))).save_pretrained(
+        tmp_path / "pretrained"
+    )
+    load = partial(
+        AutoModelForCausalLM.from_pretrained, tmp_path / "pretrained", dtype=torch.float32
+    )
+    trainer = tiny_trainer(
+        tmp_path / "out", sequences, tokenizer, {"learner_init": load}, max_steps=2
+    )
     start = trainer.learner.initial_parameters(1)
     assert all(torch.equal(start[name], x) for name, x in load().named_parameters())
     trainer.train()

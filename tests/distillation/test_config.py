@@ -1,4 +1,6 @@
-"""FarziConfig: the settings that variants declare, what it refuses, and its way through recipes, YAML and the command line."""
+"""FarziConfig: the settings that variants declare, what it refuses, and its way through recipes,
+YAML and the command line.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,51 @@ from farzi_hf.summary.inner_settings import inner_optimizer
 
 # Nothing here is a default, so that every one of them has to travel.
 UNUSUAL = {
-    "num_sequences": 7, "sequence_length": 9, "inputs": "soft", "labels": "shared", "latent_dim": 3, "tau": 0.5, "initialization": "clusters",
-    "concentration": 3.0, "inner_learning_rate": 0.03, "inner_betas": [0.6, 0.98], "inner_epsilon": 1e-5, "inner_weight_decay": 0.01,
-    "inner_steps": 12, "inner_steps_min": 4, "inner_lr_scheduler_type": "linear", "inner_warmup_steps": 3, "window": 5, "synthetic_batch_size": 2,
-    "adjoint": "tape", "eval_students": 2,
-    "trajectories": "omega", "num_trajectories": 4, "fresh_start_fraction": 0.25, "last_start": 30, "max_non_finite": 3, "teacher_steps": 3,
-    "teacher_learning_rate": 0.02, "teacher_batch_size": 5, "teacher_weight_decay": 0.1, "storage": "int8",
-    "learning_rate": 0.2, "lr_scheduler_type": "linear", "max_steps": 11, "max_grad_norm": 0.7, "per_device_train_batch_size": 3,
-    "gradient_accumulation_steps": 2, "optim": "sgd", "adam_beta1": 0.8, "adam_beta2": 0.99, "adam_epsilon": 1e-7, "weight_decay": 0.001,
-    "warmup_steps": 2.0, "bf16": False, "seed": 5,
-}  # fmt: skip
+    "num_sequences": 7,
+    "sequence_length": 9,
+    "inputs": "soft",
+    "labels": "shared",
+    "latent_dim": 3,
+    "tau": 0.5,
+    "initialization": "clusters",
+    "concentration": 3.0,
+    "inner_learning_rate": 0.03,
+    "inner_betas": [0.6, 0.98],
+    "inner_epsilon": 1e-5,
+    "inner_weight_decay": 0.01,
+    "inner_steps": 12,
+    "inner_steps_min": 4,
+    "inner_lr_scheduler_type": "linear",
+    "inner_warmup_steps": 3,
+    "window": 5,
+    "synthetic_batch_size": 2,
+    "adjoint": "tape",
+    "eval_students": 2,
+    "trajectories": "omega",
+    "num_trajectories": 4,
+    "fresh_start_fraction": 0.25,
+    "last_start": 30,
+    "max_non_finite": 3,
+    "teacher_steps": 3,
+    "teacher_learning_rate": 0.02,
+    "teacher_batch_size": 5,
+    "teacher_weight_decay": 0.1,
+    "storage": "int8",
+    "learning_rate": 0.2,
+    "lr_scheduler_type": "linear",
+    "max_steps": 11,
+    "max_grad_norm": 0.7,
+    "per_device_train_batch_size": 3,
+    "gradient_accumulation_steps": 2,
+    "optim": "sgd",
+    "adam_beta1": 0.8,
+    "adam_beta2": 0.99,
+    "adam_epsilon": 1e-7,
+    "weight_decay": 0.001,
+    "warmup_steps": 2.0,
+    "bf16": False,
+    "seed": 5,
+}
 SGD = {"inner_optimizer": "sgd", "inner_momentum": 0.3, "inner_learning_rate": 0.03}
 STOCK = {field.name for field in fields(TrainingArguments)}
 
@@ -38,13 +75,15 @@ def config(**settings) -> FarziConfig:
     return FarziConfig("out", use_cpu=True, **{"labels": "own", **settings})
 
 
-# -- variants declare their settings ---------------------------------------------------------------------------------
+# -- variants declare their settings ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Shallow:
     depth: int = setting(2, "how deep", least=1)
-    pair: tuple[float, float] = setting((0.1, 0.2), "two numbers", name="shallow_pair", start=[0.3, 0.4])
+    pair: tuple[float, float] = setting(
+        (0.1, 0.2), "two numbers", name="shallow_pair", start=[0.3, 0.4]
+    )
     hidden: int = 5
 
 
@@ -70,11 +109,23 @@ class House:
 
 
 def test_a_config_has_the_settings_of_all_variants_behind_the_field_that_names_them():
-    assert [field.name for field in fields(House)] == ["kind", "depth", "shallow_pair", "width", "inner", "number"]
+    assert [field.name for field in fields(House)] == [
+        "kind",
+        "depth",
+        "shallow_pair",
+        "width",
+        "inner",
+        "number",
+    ]
     assert (House().depth, House().shallow_pair) == (2, [0.3, 0.4])
     assert made(Shallow, House(depth=4)) == Shallow(4, (0.3, 0.4))
-    assert "    Args:\n        kind: which: none | shallow | deep.\n        depth: how deep.\n" in House.__doc__
-    (house,) = HfArgumentParser(House).parse_args_into_dataclasses(["--shallow_pair", "1", "2", "--kind", "deep"])
+    assert (
+        "    Args:\n        kind: which: none | shallow | deep.\n        depth: how deep.\n"
+        in House.__doc__
+    )
+    (house,) = HfArgumentParser(House).parse_args_into_dataclasses(
+        ["--shallow_pair", "1", "2", "--kind", "deep"]
+    )
     assert house == House("deep", shallow_pair=[1.0, 2.0])
 
 
@@ -110,19 +161,23 @@ def test_a_setting_that_no_chosen_variant_uses_is_said_to_have_no_effect(caplog)
     config(last_start=77)
     config(labels="teacher", num_teachers=77)  # it carries one
     assert caplog.messages == [
-        "tau=0.77 has no effect with inputs='tokens'.", "concentration=7.7 has no effect with initialization='random'.",
-        "inner_betas=[0.7, 0.7] has no effect with inner_optimizer='sgd'.", "last_start=77 has no effect with trajectories=None.",
+        "tau=0.77 has no effect with inputs='tokens'.",
+        "concentration=7.7 has no effect with initialization='random'.",
+        "inner_betas=[0.7, 0.7] has no effect with inner_optimizer='sgd'.",
+        "last_start=77 has no effect with trajectories=None.",
         "num_teachers=77 has no effect with labels='teacher'.",
-    ]  # fmt: skip
+    ]
 
 
-# -- recipes, YAML, command line -------------------------------------------------------------------------------------
+# -- recipes, YAML, command line -------------------------------------------------------------------
 
 
 def test_what_is_more_than_there_is_warns(caplog):
     config(inputs="tokens", num_sequences=4, synthetic_batch_size=80, inner_steps=10, window=20)
     config(inputs="tokens", num_sequences=80, synthetic_batch_size=80, inner_steps=10, window=10)
-    assert [record.getMessage() for record in caplog.records if "is more than" in record.getMessage()] == [
+    assert [
+        record.getMessage() for record in caplog.records if "is more than" in record.getMessage()
+    ] == [
         "window=20 is more than inner_steps=10: all are differentiated.",
         "synthetic_batch_size=80 is more than num_sequences=4: a step takes all.",
     ]
@@ -138,44 +193,84 @@ def test_a_recipe_makes_the_same_config_again_and_survives_yaml():
 def test_a_recipe_holds_all_settings_of_ours_and_nothing_of_this_machine():
     recipe = config(logging_steps=3, run_name="mine", dataloader_num_workers=1).to_recipe()
     assert FarziConfig.settings.keys() <= recipe.keys()
-    assert not recipe.keys() & {"output_dir", "logging_steps", "run_name", "dataloader_num_workers", "use_cpu"}
+    assert not recipe.keys() & {
+        "output_dir",
+        "logging_steps",
+        "run_name",
+        "dataloader_num_workers",
+        "use_cpu",
+    }
     recipe = config(num_train_epochs=2.0, max_steps=-1, data_seed=3).to_recipe()
     assert (recipe["num_train_epochs"], recipe["max_steps"], recipe["data_seed"]) == (2.0, -1, 3)
 
 
 def test_numbers_of_yaml_and_numpy_become_those_of_python():
     """YAML 1.1, which PyYAML reads, takes 1e-2 for a text."""
-    args = config(max_steps=np.int64(5), learning_rate="1e-2", inner_epsilon=np.float32(0.5), inner_betas=["5e-1", 0.9])
-    assert (args.max_steps, args.learning_rate, args.inner_epsilon, args.inner_betas) == (5, 0.01, 0.5, [0.5, 0.9])
+    args = config(
+        max_steps=np.int64(5),
+        learning_rate="1e-2",
+        inner_epsilon=np.float32(0.5),
+        inner_betas=["5e-1", 0.9],
+    )
+    assert (args.max_steps, args.learning_rate, args.inner_epsilon, args.inner_betas) == (
+        5,
+        0.01,
+        0.5,
+        [0.5, 0.9],
+    )
     assert args.to_recipe()["max_steps"] == 5
 
 
-# -- what is refused -------------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 NOT_USABLE = {
     "inputs='magic' is unknown; choose one of soft, tokens": {"inputs": "magic"},
     "num_sequences=0 is not usable; give an integer of at least 1": {"num_sequences": 0},
     "window=-1 is not usable; give an integer of at least 0": {"window": -1},
-    "concentration=nan is not usable; give a number above 0, or None": {"inputs": "soft", "concentration": float("nan")},
-    "concentration=0.0 is not usable": {"inputs": "soft", "initialization": "clusters", "concentration": 0.0},
+    "concentration=nan is not usable; give a number above 0, or None": {
+        "inputs": "soft",
+        "concentration": float("nan"),
+    },
+    "concentration=0.0 is not usable": {
+        "inputs": "soft",
+        "initialization": "clusters",
+        "concentration": 0.0,
+    },
     "learning_rate=nan is not usable": {"learning_rate": float("nan")},
-    "train_sampling_strategy='group_by_length' follows no seed": {"train_sampling_strategy": "group_by_length"},
-    "inner_steps_min=11 is more than inner_steps=10; lower inner_steps_min": {"inner_steps": 10, "inner_steps_min": 11},
+    "train_sampling_strategy='group_by_length' follows no seed": {
+        "train_sampling_strategy": "group_by_length"
+    },
+    "inner_steps_min=11 is more than inner_steps=10; lower inner_steps_min": {
+        "inner_steps": 10,
+        "inner_steps_min": 11,
+    },
     "settings of the inner optimizer, inner_…: lr": {"inner_learning_rate": -1.0},
     "settings of the inner optimizer, inner_…: betas": {"inner_betas": [0.9]},
     "settings of the inner optimizer, inner_…: eps": {"inner_epsilon": 0.0},
-    "settings of the inner optimizer, inner_…: momentum": {"inner_optimizer": "sgd", "inner_momentum": 1.0},
+    "settings of the inner optimizer, inner_…: momentum": {
+        "inner_optimizer": "sgd",
+        "inner_momentum": 1.0,
+    },
     "settings of the teacher, teacher_…: lr": {"teacher_learning_rate": -1.0},
     "settings of the summary: tau must be a positive, finite number": {"tau": 0.0},
-    "settings of the summary: labels='shared' need inputs of 'soft', got inputs='tokens'": {"labels": "shared", "inputs": "tokens"},
-    "fresh_start_fraction=1.5 is no share; give a number from 0 to 1": {"trajectories": "omega", "fresh_start_fraction": 1.5},
+    "settings of the summary: labels='shared' need inputs of 'soft', got inputs='tokens'": {
+        "labels": "shared",
+        "inputs": "tokens",
+    },
+    "fresh_start_fraction=1.5 is no share; give a number from 0 to 1": {
+        "trajectories": "omega",
+        "fresh_start_fraction": 1.5,
+    },
     "inner_betas='fast' is not a number; write it as": {"inner_betas": ["fast", 0.9]},
     "trajectories is None; call record_trajectories": {"objective": "trajectory_matching"},
-    "num_train_epochs=3.0 and max_steps=400: exactly one of them": {"num_train_epochs": 3.0, "max_steps": 400},
+    "num_train_epochs=3.0 and max_steps=400: exactly one of them": {
+        "num_train_epochs": 3.0,
+        "max_steps": 400,
+    },
     "lr_scheduler_kwargs='{' is not JSON": {"lr_scheduler_kwargs": "{"},
     "num_train_epochs=0.0 and max_steps=-1: exactly one of them": {"max_steps": -1},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("message", NOT_USABLE)
@@ -199,28 +294,44 @@ def test_a_setting_of_the_trainer_that_a_distillation_has_no_use_for_is_refused(
 
 @pytest.mark.parametrize(
     "settings",
-    [{"fresh_start_fraction": None}, {"objective": ["x"]}, {"trajectories": 5}, {"inner_steps": 150.0}, {"inner_steps": True},
-    {"inner_epsilon": True}, {"max_steps": "ten"}, {"save_total_limit": 0.5}, {"bf16": None}, {"inner_betas": [None, 0.9]}],
+    [
+        {"fresh_start_fraction": None},
+        {"objective": ["x"]},
+        {"trajectories": 5},
+        {"inner_steps": 150.0},
+        {"inner_steps": True},
+        {"inner_epsilon": True},
+        {"max_steps": "ten"},
+        {"save_total_limit": 0.5},
+        {"bf16": None},
+        {"inner_betas": [None, 0.9]},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_field_of_another_type_is_named(settings):
     (name,) = settings
     with pytest.raises(ValueError, match=rf"^{name}=.* is a \w+; give a value of type "):
         config(**settings)
 
 
-# -- what the fields make --------------------------------------------------------------------------------------------
+# -- what the fields make --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("given", "optimizer"),
     [
-        ({}, "soap"), ({"labels": "teacher", "inputs": "written"}, "soap"), ({"labels": "teacher", "max_steps": 3}, "adam"),
-        ({"labels": "teacher", "num_train_epochs": 1}, "adam"), ({"labels": "own", "max_steps": 0}, "adam"), ({"labels": "shared"}, "adam"),
+        ({}, "soap"),
+        ({"labels": "teacher", "inputs": "written"}, "soap"),
+        ({"labels": "teacher", "max_steps": 3}, "adam"),
+        ({"labels": "teacher", "num_train_epochs": 1}, "adam"),
+        ({"labels": "own", "max_steps": 0}, "adam"),
+        ({"labels": "shared"}, "adam"),
         ({"labels": "teacher", "inner_optimizer": "adamw"}, "adamw"),
     ],
-)  # fmt: skip
-def test_students_of_a_carried_teacher_have_soap_unless_outer_steps_need_a_derivative(given, optimizer):
+)
+def test_students_of_a_carried_teacher_have_soap_unless_outer_steps_need_a_derivative(
+    given, optimizer
+):
     args = FarziConfig("out", use_cpu=True, **given)
     assert args.inner_optimizer == args.inner_settings()["optimizer"] == optimizer
     assert isinstance(args.make_training().optimizer, OPTIMIZERS[optimizer])
@@ -228,25 +339,38 @@ def test_students_of_a_carried_teacher_have_soap_unless_outer_steps_need_a_deriv
 
 def test_outer_steps_with_an_optimizer_that_has_no_derivative_are_refused():
     with pytest.raises(
-        ValueError, match=r"inner_optimizer='soap' has no derivative.* give max_steps=0, or inner_optimizer='adam'"
+        ValueError,
+        match=(
+            r"inner_optimizer='soap' has no derivative.* give max_steps=0, or"
+            r" inner_optimizer='adam'"
+        ),
     ):
         FarziConfig("out", use_cpu=True, labels="teacher", inner_optimizer="soap", max_steps=3)
 
 
 def test_the_teachers_optimizer_has_the_rate_and_the_decay_of_the_settings():
     given = {"teacher_learning_rate": 0.02, "teacher_weight_decay": 0.1}
-    assert config(**given).make_teacher_training().optimizer == InnerAdam(0.02, (0.5, 0.999), 1e-4, weight_decay=0.1)
+    assert config(**given).make_teacher_training().optimizer == InnerAdam(
+        0.02, (0.5, 0.999), 1e-4, weight_decay=0.1
+    )
     soap = config(**given, teacher_optimizer="soap").make_teacher_training().optimizer
     assert soap == OPTIMIZERS["soap"](0.02, (0.7, 0.99), 1e-5, weight_decay=0.1)
 
 
 def test_an_inner_optimizer_gets_its_settings_and_no_others():
-    assert config(**UNUSUAL).make_inner_optimizer() == InnerAdam(lr=0.03, betas=(0.6, 0.98), eps=1e-5, weight_decay=0.01)
+    assert config(**UNUSUAL).make_inner_optimizer() == InnerAdam(
+        lr=0.03, betas=(0.6, 0.98), eps=1e-5, weight_decay=0.01
+    )
     assert config(**SGD).make_inner_optimizer() == InnerSGD(lr=0.03, momentum=0.3)
     assert config(**SGD, inner_steps=12).inner_settings() == {
-        "optimizer": "sgd", "lr": 0.03, "momentum": 0.3, "weight_decay": 0.0, "steps": 12, "synthetic_batch_size": 50,
+        "optimizer": "sgd",
+        "lr": 0.03,
+        "momentum": 0.3,
+        "weight_decay": 0.0,
+        "steps": 12,
+        "synthetic_batch_size": 50,
         "lr_scheduler_type": "constant",
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True)
@@ -295,7 +419,12 @@ def test_a_table_takes_variants_of_others(monkeypatch, caplog):
 
 def test_the_inner_loop_gets_its_settings():
     training = config(**UNUSUAL).make_training()
-    assert (training.tau, training.batch_size, training.window, training.adjoint) == (0.5, 2, 5, Tape())
+    assert (training.tau, training.batch_size, training.window, training.adjoint) == (
+        0.5,
+        2,
+        5,
+        Tape(),
+    )
     objective = config(**{**UNUSUAL, "trajectories": None}).make_objective()
     assert (objective.steps, objective.steps_min, objective.training) == (12, 4, training)
     assert objective.starts is random_starts
@@ -305,7 +434,12 @@ def test_the_inner_loop_gets_its_settings():
 
 
 def test_adamw_and_clipping_travel_with_the_summary():
-    settings = config(inner_optimizer="adamw", inner_learning_rate=0.03, inner_weight_decay=0.1, inner_max_grad_norm=2.0)
+    settings = config(
+        inner_optimizer="adamw",
+        inner_learning_rate=0.03,
+        inner_weight_decay=0.1,
+        inner_max_grad_norm=2.0,
+    )
     assert settings.make_inner_optimizer().max_grad_norm == 2.0
     assert inner_optimizer(settings.inner_settings()) == settings.make_inner_optimizer()
     assert isinstance(settings.make_inner_optimizer(), InnerAdamW)
@@ -317,16 +451,25 @@ def test_the_summary_carries_the_inner_loop_along():
     assert (summary.num_sequences, summary.sequence_length, summary.latent_dim) == (7, 9, 3)
     assert (summary.vocab_size, summary.tau, summary.storage) == (13, 0.5, "int8")
     assert summary.inner == {
-        "optimizer": "adam", "lr": 0.03, "betas": [0.6, 0.98], "eps": 1e-5, "weight_decay": 0.01, "steps": 12, "synthetic_batch_size": 2,
-        "lr_scheduler_type": "linear", "warmup_steps": 3,
-    }  # fmt: skip
+        "optimizer": "adam",
+        "lr": 0.03,
+        "betas": [0.6, 0.98],
+        "eps": 1e-5,
+        "weight_decay": 0.01,
+        "steps": 12,
+        "synthetic_batch_size": 2,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": 3,
+    }
     assert config(num_sequences=7).summary_config(13).inner["synthetic_batch_size"] == 7
 
 
-# -- inherited defaults ----------------------------------------------------------------------------------------------
+# -- inherited defaults ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("metric", "greater"), [("sentence_perplexity", False), ("loss", False), ("accuracy", True)])
+@pytest.mark.parametrize(
+    ("metric", "greater"), [("sentence_perplexity", False), ("loss", False), ("accuracy", True)]
+)
 def test_whether_a_greater_metric_is_better(metric, greater):
     assert config(metric_for_best_model=metric).greater_is_better is greater
     assert config(metric_for_best_model=metric, greater_is_better=True).greater_is_better is True
@@ -334,7 +477,11 @@ def test_whether_a_greater_metric_is_better(metric, greater):
 
 def test_nothing_is_pinned_on_a_cpu():
     """torch would warn at each data loader."""
-    assert config().dataloader_pin_memory is config(dataloader_pin_memory=True).dataloader_pin_memory is False
+    assert (
+        config().dataloader_pin_memory
+        is config(dataloader_pin_memory=True).dataloader_pin_memory
+        is False
+    )
 
 
 def test_the_table_lists_exactly_the_inherited_defaults_that_differ():
@@ -353,7 +500,11 @@ def test_the_table_lists_exactly_the_inherited_defaults_that_differ():
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [({"torch_compile_mode": "reduce-overhead"}, "reduce-overhead"), ({"torch_compile": True}, True)]
+    ("given", "expected"),
+    [
+        ({"torch_compile_mode": "reduce-overhead"}, "reduce-overhead"),
+        ({"torch_compile": True}, True),
+    ],
 )
 def test_compilation_is_of_the_inner_loop_and_trainer_does_not_see_it(given, expected, monkeypatch):
     monkeypatch.delenv("ACCELERATE_DYNAMO_BACKEND", raising=False)

@@ -15,14 +15,20 @@ from farzi_hf.summary import FarziData, FarziDataConfig
 
 @pytest.mark.parametrize("form", ["soft", "tokens"])
 @pytest.mark.parametrize("steps", [2, 5])
-def test_the_inner_loop_gets_the_sequences_it_sees_and_the_gradient_stays_the_same(form, steps, monkeypatch):
+def test_the_inner_loop_gets_the_sequences_it_sees_and_the_gradient_stays_the_same(
+    form, steps, monkeypatch
+):
     """Bit for bit; 5 steps of 2 sequences go beyond an epoch of 9."""
     learner, config = Learner(config_of("gpt2")), FarziDataConfig(9, 5, 4, V, latent_std=1.0)
     if form == "tokens":
-        config = FarziDataConfig(9, 5, vocab_size=V, inputs="tokens", labels="own", label_dim=4, latent_std=1.0)
+        config = FarziDataConfig(
+            9, 5, vocab_size=V, inputs="tokens", labels="own", label_dim=4, latent_std=1.0
+        )
     torch.manual_seed(0)
     farzi = FarziData(config)
-    training = SyntheticTraining(InnerAdam(0.02, eps=1e-3), 1.0, batch_size=2, window=steps - 1, adjoint=Reversible())
+    training = SyntheticTraining(
+        InnerAdam(0.02, eps=1e-3), 1.0, batch_size=2, window=steps - 1, adjoint=Reversible()
+    )
     sizes, batch_of = set(), inner_training.batch_of
 
     def noted(summary, *arguments):
@@ -32,11 +38,19 @@ def test_the_inner_loop_gets_the_sequences_it_sees_and_the_gradient_stays_the_sa
     monkeypatch.setattr(inner_training, "batch_of", noted)
 
     def result(training):
-        theta = training(learner, farzi.tensors, start=learner.initial_parameters(3), steps=steps, seed=4)
+        theta = training(
+            learner, farzi.tensors, start=learner.initial_parameters(3), steps=steps, seed=4
+        )
         loss = sum(x.square().sum() for x in theta.values())
         return [*theta.values(), *torch.autograd.grad(loss, list(farzi.parameters()))]
 
     found = result(training)
-    assert sizes == {2 * steps if steps < 5 else len(set(inner_training.minibatches(9, 2, 5, 4).flatten().tolist()))}
-    monkeypatch.setattr(SyntheticTraining, "_compact", lambda self, summary, rows, *_: (summary, rows))
+    assert sizes == {
+        2 * steps
+        if steps < 5
+        else len(set(inner_training.minibatches(9, 2, 5, 4).flatten().tolist()))
+    }
+    monkeypatch.setattr(
+        SyntheticTraining, "_compact", lambda self, summary, rows, *_: (summary, rows)
+    )
     assert all(map(torch.equal, found, result(replace(training))))

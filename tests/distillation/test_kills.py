@@ -19,16 +19,24 @@ from farzi_hf import FarziData
 pytestmark = pytest.mark.slow
 SEED = 14
 KILLS = {
-    ("distil", "distil"): 7, ("distil", "save 2"): 3, ("distil", "save 4"): 2, ("record", "record"): 4,
-    ("publish", "save summary 2"): 2, ("publish", "push summary 2"): 2,
-}  # fmt: skip
+    ("distil", "distil"): 7,
+    ("distil", "save 2"): 3,
+    ("distil", "save 4"): 2,
+    ("record", "record"): 4,
+    ("publish", "save summary 2"): 2,
+    ("publish", "push summary 2"): 2,
+}
 """How many in which phase of which job; see kill_jobs.py."""
 
 
 def moments() -> list[tuple[str, str, float]]:
     """Twenty: job, phase, and the share of it that has passed."""
     draw = random.Random(SEED)
-    return [(job, phase, round(draw.uniform(0.0, 0.9), 3)) for (job, phase), count in KILLS.items() for _ in range(count)]
+    return [
+        (job, phase, round(draw.uniform(0.0, 0.9), 3))
+        for (job, phase), count in KILLS.items()
+        for _ in range(count)
+    ]
 
 
 @dataclass
@@ -85,7 +93,9 @@ class Jobs:
         return ended, contents
 
     def undisturbed(self, job: str) -> tuple[Ended, dict[str, bytes]]:
-        """What it leaves, twice the same, and how long its phases take: the second time, when all is warm."""
+        """What it leaves, twice the same, and how long its phases take: the second time, when all
+        is warm.
+        """
         if job not in self._undisturbed:
             first, second = (self.finish(job, self.folder / str(number) / job) for number in (1, 2))
             assert first[1] == second[1]
@@ -94,11 +104,21 @@ class Jobs:
 
     def contents(self, job: str, folder: Path) -> dict[str, bytes]:
         """Files, and the summaries on the Hub, less what tells the time."""
-        files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        files = {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
         if job == "distil":  # checkpoints and cards hold times
             files = {"end.safetensors": files["end.safetensors"]}
         pushed = {name: repository.files() for name, repository in self.hub.repositories.items()}
-        return {**files, **{f"hub: {name}": found.get("farzi.safetensors", b"") for name, found in pushed.items()}}
+        return {
+            **files,
+            **{
+                f"hub: {name}": found.get("farzi.safetensors", b"")
+                for name, found in pushed.items()
+            },
+        }
 
 
 @pytest.fixture(scope="module")
@@ -107,14 +127,18 @@ def jobs(tmp_path_factory, hub_server):
 
 
 @pytest.mark.parametrize(("job", "phase", "share"), moments())
-def test_what_kill_9_ends_goes_on_as_if_nothing_had_happened(jobs, hub, tmp_path, job, phase, share):
+def test_what_kill_9_ends_goes_on_as_if_nothing_had_happened(
+    jobs, hub, tmp_path, job, phase, share
+):
     whole, expected = jobs.undisturbed(job)
     folder = tmp_path / job
     ended = jobs.run(job, folder, phase, share * whole.seconds(phase))
     assert ended.code == -signal.SIGKILL
     if phase.endswith("summary 2"):
         summary = FarziData.from_pretrained(folder)
-        values = {value for parameter in summary.parameters() for value in parameter.unique().tolist()}
+        values = {
+            value for parameter in summary.parameters() for value in parameter.unique().tolist()
+        }
         assert values in ({1.0}, {2.0})  # the old one or the new one
         assert hub.repositories.keys() <= {"user/publish"}
     assert jobs.finish(job, folder)[1] == expected

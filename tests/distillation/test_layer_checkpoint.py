@@ -1,4 +1,6 @@
-"""Layers that keep their inputs only: the same derivatives, the first and the second, with less memory."""
+"""Layers that keep their inputs only: the same derivatives, the first and the second, with less
+memory.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,23 @@ MODELS = {
 def meta_gradient(config, adjoint, **options) -> list[torch.Tensor]:
     learner = Learner(config, **options)
     torch.manual_seed(0)
-    farzi = FarziData(FarziDataConfig(4, 6, 3, V, inputs="soft", labels="own", label_dim=3)).double()
+    farzi = FarziData(
+        FarziDataConfig(4, 6, 3, V, inputs="soft", labels="own", label_dim=3)
+    ).double()
     start = {name: x.double() for name, x in learner.initial_parameters(0).items()}
     training = SyntheticTraining(InnerAdam(0.05, eps=1e-3), 1.0, 2, adjoint=adjoint)
     theta = training(learner, farzi.tensors, start=start, steps=4, seed=0)
-    batch = {"input_ids": torch.arange(12).view(2, 6) % V, "labels": torch.arange(12).view(2, 6) % V}
+    batch = {
+        "input_ids": torch.arange(12).view(2, 6) % V,
+        "labels": torch.arange(12).view(2, 6) % V,
+    }
     loss = learner.hard_loss(theta, batch)
     return [loss, *torch.autograd.grad(loss, list(farzi.parameters()))]
 
 
-@pytest.mark.parametrize("adjoint", [Tape(), Checkpoint(2), Reversible()], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(
+    "adjoint", [Tape(), Checkpoint(2), Reversible()], ids=lambda x: type(x).__name__
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_meta_gradient_is_the_same(name, adjoint):
     plain = meta_gradient(MODELS[name], adjoint)
@@ -76,7 +85,9 @@ def test_a_layer_that_is_computed_again_drops_the_same(name):
 
 
 def test_what_cannot_be_recomputed_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"checkpoint_layers=True, but GRU4Rec.* has no nn.ModuleList"):
+    with pytest.raises(
+        ValueError, match=r"checkpoint_layers=True, but GRU4Rec.* has no nn.ModuleList"
+    ):
         Learner(config_of("gru4rec"), checkpoint_layers=True)
     with pytest.raises(ValueError, match=r"torch_compile=True; leave one out"):
         FarziConfig(str(tmp_path), checkpoint_layers=True, torch_compile=True, use_cpu=True)

@@ -1,4 +1,6 @@
-"""The learner as a pure function: its losses and their derivatives, its starts, every family of models twice differentiable."""
+"""The learner as a pure function: its losses and their derivatives, its starts, every family of
+models twice differentiable.
+"""
 
 from __future__ import annotations
 
@@ -42,23 +44,26 @@ def random_ids(rows: int = 3) -> Tensor:
 
 @pytest.fixture(params=CONFIGS)
 def learner(request, monkeypatch) -> Learner:
-    # Norms, softmaxes and state spaces cast to single precision inside transformers, whatever the parameters are.
+    # Norms, softmaxes and state spaces cast to single precision inside transformers, whatever the
+    # parameters are.
     monkeypatch.setattr(torch, "float32", torch.float64)
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     return Learner(double(request.param))
 
 
-# -- soft cross-entropy of logits -------------------------------------------------------------------------------------
+# -- soft cross-entropy of logits ------------------------------------------------------------------
 
 
 def test_soft_cross_entropy_is_minus_q_log_p_where_q_sums_to_one():
     z, q = 3 * normal(3, 4, 7), normal(3, 4, 7, seed=1).softmax(-1)
     loss, count = shifted_cross_entropy(z, q)
-    torch.testing.assert_close(loss, -(q[:, 1:] * z[:, :-1].log_softmax(-1)).sum(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        loss, -(q[:, 1:] * z[:, :-1].log_softmax(-1)).sum(), rtol=0, atol=1e-12
+    )
     assert count == 3 * 3
 
 
-# -- losses of a learner ---------------------------------------------------------------------------------------------
+# -- losses of a learner ---------------------------------------------------------------------------
 
 
 def test_one_hot_tokens_have_exactly_the_logits_and_the_loss_of_their_ids(learner):
@@ -67,7 +72,9 @@ def test_one_hot_tokens_have_exactly_the_logits_and_the_loss_of_their_ids(learne
     assert hard.std() > 0
     assert torch.equal(learner.logits(theta, {"input_ids": F.one_hot(ids, V).double()}), hard)
     soft = learner.soft_loss(theta, given(F.one_hot(ids, V).double()))
-    torch.testing.assert_close(soft, learner.hard_loss(theta, {"input_ids": ids, "labels": ids}), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        soft, learner.hard_loss(theta, {"input_ids": ids, "labels": ids}), rtol=0, atol=1e-12
+    )
 
 
 def test_hard_loss_is_the_models_own(learner):
@@ -93,7 +100,9 @@ def test_dropout_is_on_where_it_is_asked_for_and_a_function_of_its_seed(kind):
     batch = {"input_ids": ids, "labels": ids}
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    plain, first, again, other = (learner.hard_loss(theta, batch, dropout=seed) for seed in (None, 1, 1, 2))
+    plain, first, again, other = (
+        learner.hard_loss(theta, batch, dropout=seed) for seed in (None, 1, 1, 2)
+    )
     assert torch.equal(torch.get_rng_state(), before)
     assert first == again
     assert len({float(plain), float(first), float(other)}) == 3
@@ -109,11 +118,15 @@ def test_without_dropout_its_seed_changes_nothing(learner):
 
 def test_soft_tokens_over_another_vocabulary_are_refused():
     learner = Learner(config_of("gpt2"))
-    with pytest.raises(ValueError, match=rf"soft tokens over {V + 1} entries, but the model's vocabulary has {V}"):
-        learner.soft_loss(learner.initial_parameters(0), SoftTokens(torch.zeros(2, LENGTH, V + 1), None))
+    with pytest.raises(
+        ValueError, match=rf"soft tokens over {V + 1} entries, but the model's vocabulary has {V}"
+    ):
+        learner.soft_loss(
+            learner.initial_parameters(0), SoftTokens(torch.zeros(2, LENGTH, V + 1), None)
+        )
 
 
-# -- starts ----------------------------------------------------------------------------------------------------------
+# -- starts ----------------------------------------------------------------------------------------
 
 
 def test_a_start_is_what_the_factory_draws_under_its_seed(learner):
@@ -123,14 +136,16 @@ def test_a_start_is_what_the_factory_draws_under_its_seed(learner):
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(7)
     drawn = dict(double(learner.model.config.model_type)().named_parameters())
-    assert all(torch.equal(first[name], x) and torch.equal(second[name], x) for name, x in drawn.items())
+    assert all(
+        torch.equal(first[name], x) and torch.equal(second[name], x) for name, x in drawn.items()
+    )
     assert any(not torch.equal(first[name], other[name]) for name in first)
     for parameter in first.values():
         parameter.zero_()
     assert any(parameter.abs().sum() > 0 for parameter in second.values())
 
 
-# -- what a learner is made of ---------------------------------------------------------------------------------------
+# -- what a learner is made of ---------------------------------------------------------------------
 
 
 def test_a_config_is_left_as_it_was():
@@ -148,13 +163,17 @@ def test_of_a_model_only_class_and_config_count():
     assert type(learner.model) is type(model)
     with torch.no_grad():
         model.lm_head.weight.zero_()
-    assert torch.equal(Learner(model).initial_parameters(0)["lm_head.weight"], start["lm_head.weight"])
+    assert torch.equal(
+        Learner(model).initial_parameters(0)["lm_head.weight"], start["lm_head.weight"]
+    )
     assert not model._forward_pre_hooks
     assert model.config._attn_implementation == "sdpa"
 
 
 def test_attention_is_eager_whatever_the_factory_says():
-    learner = Learner(lambda: AutoModelForCausalLM.from_config(config_of("llama", attn_implementation="sdpa")))
+    learner = Learner(
+        lambda: AutoModelForCausalLM.from_config(config_of("llama", attn_implementation="sdpa"))
+    )
     assert learner.model.config._attn_implementation == "eager"  # sdpa has no second derivative
 
 
@@ -165,7 +184,7 @@ def test_what_makes_no_model_is_refused():
         Learner(lambda: nn.Linear(2, 2))
 
 
-# -- through training ------------------------------------------------------------------------------------------------
+# -- through training ------------------------------------------------------------------------------
 
 
 def test_the_derivative_through_training_matches_finite_differences(learner):
@@ -188,7 +207,7 @@ def test_the_derivative_through_training_matches_finite_differences(learner):
     assert relative_error([(gradient * direction).sum()], [change / 2e-5]) < 1e-6
 
 
-# -- compiled -----------------------------------------------------------------------------------------------------------
+# -- compiled --------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -196,8 +215,16 @@ def test_the_derivative_through_training_matches_finite_differences(learner):
 def test_compiled_code_finds_the_model_as_it_was_when_it_was_compiled():
     """A loss leaves the head out of the model, runs it, and puts the head back."""
     torch.compiler.reset()
-    learner, stats, ids = Learner(config_of("gpt2")), torch._dynamo.utils.counters["stats"], random_ids()
-    theta, batch, before = learner.initial_parameters(0), {"input_ids": ids, "labels": ids}, stats["unique_graphs"]
+    learner, stats, ids = (
+        Learner(config_of("gpt2")),
+        torch._dynamo.utils.counters["stats"],
+        random_ids(),
+    )
+    theta, batch, before = (
+        learner.initial_parameters(0),
+        {"input_ids": ids, "labels": ids},
+        stats["unique_graphs"],
+    )
     loss = torch.compile(learner.hard_loss, fullgraph=True, backend="eager")
     for _ in range(3):
         torch.testing.assert_close(loss(theta, batch), learner.hard_loss(theta, batch))
@@ -238,13 +265,23 @@ def test_losses_of_every_learner_without_recurrent_layers_can_be_compiled(kind):
 @pytest.mark.filterwarnings("default")
 def test_compiled_trainings_give_the_same_gradient_and_are_compiled_once():
     """Also for other numbers of steps: minibatches are a table with a row for each step."""
-    learner, farzi, stats = Learner(config_of("gpt2")), tiny_summary(4), torch._dynamo.utils.counters["stats"]
+    learner, farzi, stats = (
+        Learner(config_of("gpt2")),
+        tiny_summary(4),
+        torch._dynamo.utils.counters["stats"],
+    )
     plain = SyntheticTraining(InnerAdam(0.02, eps=1e-3), 1.0, 2, adjoint=Tape())
     for steps in (3, 5, 4):
         before, found = stats["unique_graphs"], []
         for training in (plain, replace(plain, torch_compile=True)):
-            theta = training(learner, farzi.tensors, start=learner.initial_parameters(0), steps=steps, seed=steps)
+            theta = training(
+                learner, farzi.tensors, start=learner.initial_parameters(0), steps=steps, seed=steps
+            )
             loss = sum(x.square().sum() for x in theta.values())
-            found.append(torch.cat([x.flatten() for x in torch.autograd.grad(loss, tuple(farzi.parameters()))]))
+            found.append(
+                torch.cat(
+                    [x.flatten() for x in torch.autograd.grad(loss, tuple(farzi.parameters()))]
+                )
+            )
         torch.testing.assert_close(*found, rtol=1e-3, atol=1e-6)
         assert (stats["unique_graphs"] > before) == (steps == 3)

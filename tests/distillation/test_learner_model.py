@@ -1,4 +1,6 @@
-"""What is no learner is refused when it is made, in one line: models that see the future, have no second derivative, change themselves."""
+"""What is no learner is refused when it is made, in one line: models that see the future, have no
+second derivative, change themselves.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,18 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 from farzi_hf.distillation import Learner
 
 KINDS = {
-    "bert": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16},
-    "roberta": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
+    "bert": {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    },
+    "roberta": {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    },
     "xlnet": {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16},
 }
 
@@ -38,14 +50,15 @@ def refused(learner_init: Callable | PreTrainedConfig, message: str) -> None:
     assert len(str(caught.value)) < 300
 
 
-# -- the future ------------------------------------------------------------------------------------------------------
+# -- the future ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_that_see_the_future_are_refused(kind):
     refused(
         bidirectional(kind),
-        rf"learner_init returned a \w+ \(model_type '{kind}'\), which sees the future; .*is_decoder=True",
+        rf"learner_init returned a \w+ \(model_type '{kind}'\), which sees the future;"
+        r" .*is_decoder=True",
     )
 
 
@@ -85,7 +98,7 @@ def test_models_of_few_positions_are_tried_on_as_many(positions):
     Learner(config_of("gpt2", n_positions=positions))
 
 
-# -- what has no derivative ------------------------------------------------------------------------------------------
+# -- what has no derivative ------------------------------------------------------------------------
 
 
 class OnceDifferentiable(torch.autograd.Function):
@@ -109,17 +122,23 @@ class FusedGPT2(GPT2LMHeadModel):
 
 
 def test_a_model_without_a_second_derivative_is_refused():
-    message = r"a FusedGPT2 \(model_type 'gpt2'\), whose loss has no second derivative \(.*once_differentiable"
+    message = (
+        r"a FusedGPT2 \(model_type 'gpt2'\), whose loss has no second derivative"
+        r" \(.*once_differentiable"
+    )
     refused(lambda: FusedGPT2(config_of("gpt2")), message)
 
 
-# -- what is no decoder ----------------------------------------------------------------------------------------------
+# -- what is no decoder ----------------------------------------------------------------------------
 
 
 def test_an_encoder_with_a_decoder_is_refused():
     config = T5Config(vocab_size=V, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     refused(config, "learner_init=T5Config makes no causal model: Unrecognized")
-    refused(lambda: T5ForConditionalGeneration(config), "which does not run on ids alone .*give a causal")
+    refused(
+        lambda: T5ForConditionalGeneration(config),
+        "which does not run on ids alone .*give a causal",
+    )
 
 
 def test_trying_a_model_leaves_it_and_the_random_state_alone():

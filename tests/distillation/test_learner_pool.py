@@ -31,7 +31,9 @@ def farzi() -> FarziData:
 
 def training() -> SyntheticTraining:
     optimizer = InnerAdam(0.02, (0.5, 0.99), 1e-3)
-    return SyntheticTraining(optimizer, 1.0, batch_size=4, window=WINDOW, lr_scheduler_type="linear")
+    return SyntheticTraining(
+        optimizer, 1.0, batch_size=4, window=WINDOW, lr_scheduler_type="linear"
+    )
 
 
 def pool(size: int = 3) -> LearnerPool:
@@ -50,7 +52,9 @@ def test_on_a_summary_that_does_not_change_a_turn_is_a_window_of_a_fresh_trainin
         found = learners(learner, farzi.tensors)
         seed = derive(7, Purpose.POOL_LEARNER, turn % 3, 0)
         start = learner.initial_parameters(seed)
-        expected = training()(learner, farzi.tensors, start=start, steps=age, seed=seed, of_steps=OLDEST)
+        expected = training()(
+            learner, farzi.tensors, start=start, steps=age, seed=seed, of_steps=OLDEST
+        )
         assert all(torch.equal(found[name], x) for name, x in expected.items())
         assert all(map(torch.equal, gradient(found, farzi), gradient(expected, farzi)))
 
@@ -94,7 +98,11 @@ def test_a_pool_goes_on_from_its_state(learner, farzi, turns):
 
 @pytest.mark.parametrize("adjoint", [Tape(), Reversible()], ids=["NaN", "no room"])
 def test_a_learner_that_diverges_makes_way_for_a_fresh_one(learner, farzi, adjoint):
-    wild = replace(training(), optimizer=InnerAdam(1e300 if isinstance(adjoint, Tape) else 1e9), adjoint=adjoint)
+    wild = replace(
+        training(),
+        optimizer=InnerAdam(1e300 if isinstance(adjoint, Tape) else 1e9),
+        adjoint=adjoint,
+    )
     learners = LearnerPool(wild, 1, YOUNGEST, OLDEST, random_starts, seed=7)
     with pytest.raises(OverflowError) if isinstance(adjoint, Reversible) else nullcontext():
         learners(learner, farzi.tensors)

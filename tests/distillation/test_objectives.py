@@ -36,9 +36,19 @@ SGD = InnerSGD(lr=0.3, momentum=0.5)
 
 def gpt2() -> GPT2LMHeadModel:
     config = GPT2Config(
-        vocab_size=V, n_positions=8, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-        bos_token_id=None, eos_token_id=None, initializer_range=0.3, attn_implementation="eager",
-    )  # fmt: skip
+        vocab_size=V,
+        n_positions=8,
+        n_embd=8,
+        n_layer=1,
+        n_head=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+        initializer_range=0.3,
+        attn_implementation="eager",
+    )
     return GPT2LMHeadModel(config).double()
 
 
@@ -52,7 +62,9 @@ def leaves() -> tuple[Tensor, Tensor]:
     """Latents and decoder."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((MU, XI, D), (D, V))
-    return tuple(torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes)
+    return tuple(
+        torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes
+    )
 
 
 @pytest.fixture
@@ -72,7 +84,7 @@ def training(optimizer=ADAM, **settings) -> SyntheticTraining:
     return SyntheticTraining(optimizer=optimizer, tau=TAU, **settings)
 
 
-# -- the gradient ----------------------------------------------------------------------------------------------------
+# -- the gradient ----------------------------------------------------------------------------------
 
 
 def nats(logits: Tensor, targets: Tensor) -> Tensor:
@@ -84,8 +96,16 @@ def nats(logits: Tensor, targets: Tensor) -> Tensor:
     return -log_p[known, targets[:, 1:][known]].mean()
 
 
-def by_hand(latents: Tensor, decoder: Tensor, batch: dict[str, Tensor], training: SyntheticTraining, steps: int) -> Tensor:
-    """θ0 from the seed, T steps in textbook form, the loss on real data; autograd through the last `window` of them."""
+def by_hand(
+    latents: Tensor,
+    decoder: Tensor,
+    batch: dict[str, Tensor],
+    training: SyntheticTraining,
+    steps: int,
+) -> Tensor:
+    """θ0 from the seed, T steps in textbook form, the loss on real data; autograd through the last
+    `window` of them.
+    """
     return real_loss(trained(initial(), latents, decoder, training, steps), batch)
 
 
@@ -95,7 +115,11 @@ def initial() -> dict[str, Tensor]:
 
 
 def real_loss(theta: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "use_cache": False}
+    inputs = {
+        "input_ids": batch["input_ids"],
+        "attention_mask": batch["attention_mask"],
+        "use_cache": False,
+    }
     return nats(functional_call(gpt2().eval(), theta, kwargs=inputs).logits, batch["labels"])
 
 
@@ -106,13 +130,19 @@ def synthetic_loss(theta: dict[str, Tensor], latents: Tensor, decoder: Tensor) -
 
 
 def trained(
-    theta: dict[str, Tensor], latents: Tensor, decoder: Tensor, training: SyntheticTraining, steps: int
+    theta: dict[str, Tensor],
+    latents: Tensor,
+    decoder: Tensor,
+    training: SyntheticTraining,
+    steps: int,
 ) -> dict[str, Tensor]:
     rows_of = minibatches(MU, training.batch_size, steps, SEED)
 
     def loss(theta: dict[str, Tensor], inputs: tuple[Tensor, Tensor], step: int) -> Tensor:
         latents, decoder = inputs
-        return synthetic_loss(theta, latents if rows_of is None else latents[rows_of[step - 1]], decoder)
+        return synthetic_loss(
+            theta, latents if rows_of is None else latents[rows_of[step - 1]], decoder
+        )
 
     problem = MetaProblem(loss, theta, (latents, decoder))
     return reference_unroll(problem, training.optimizer, steps, training.window)
@@ -127,25 +157,39 @@ SETTINGS = {
 }
 
 
-def same(found: Tensor, expected: Tensor, leaves: tuple[Tensor, Tensor], tolerance: float = 1e-9) -> bool:
+def same(
+    found: Tensor, expected: Tensor, leaves: tuple[Tensor, Tensor], tolerance: float = 1e-9
+) -> bool:
     """Whether the losses are the same, and their gradients."""
-    losses, wanted = relative_error([found.detach()], [expected.detach()]), gradients(expected, list(leaves))
+    losses, wanted = (
+        relative_error([found.detach()], [expected.detach()]),
+        gradients(expected, list(leaves)),
+    )
     assert all(gradient.abs().max() > 1e-5 for gradient in wanted)
-    errors = (relative_error([x], [y]) for x, y in zip(gradients(found, list(leaves)), wanted, strict=True))
+    errors = (
+        relative_error([x], [y])
+        for x, y in zip(gradients(found, list(leaves)), wanted, strict=True)
+    )
     return max(losses, *errors) < tolerance
 
 
 @pytest.mark.parametrize("adjoint", [None, Direct(), Tape()], ids=str)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_the_meta_gradient_is_that_of_the_loop_written_out(learner, leaves, batch, settings, adjoint):
+def test_the_meta_gradient_is_that_of_the_loop_written_out(
+    learner, leaves, batch, settings, adjoint
+):
     inner = training(**settings)
     objective = MetaMatching(training=replace(inner, adjoint=adjoint), steps=5, steps_min=5)
-    assert same(objective(learner, named(leaves), batch, SEED), by_hand(*leaves, batch, inner, 5), leaves)
+    assert same(
+        objective(learner, named(leaves), batch, SEED), by_hand(*leaves, batch, inner, 5), leaves
+    )
 
 
-# -- other objectives ------------------------------------------------------------------------------------------------
+# -- other objectives ------------------------------------------------------------------------------
 
-ADJOINT = pytest.mark.parametrize("adjoint", [Direct(), Tape(), Checkpoint(), Reversible()], ids=str)
+ADJOINT = pytest.mark.parametrize(
+    "adjoint", [Direct(), Tape(), Checkpoint(), Reversible()], ids=str
+)
 OPTIMIZER = pytest.mark.parametrize("optimizer", [ADAM, SGD], ids=["adam", "sgd"])
 
 
@@ -161,7 +205,16 @@ def bank(learner, tmp_path_factory) -> TrajectoryBank:
 
     folder = tmp_path_factory.mktemp("trajectories")
     return record_trajectories(
-        learner, InnerAdam(lr=0.03), data, collate, folder, num=2, steps=8, save_every=2, batch_size=5, seed=0
+        learner,
+        InnerAdam(lr=0.03),
+        data,
+        collate,
+        folder,
+        num=2,
+        steps=8,
+        save_every=2,
+        batch_size=5,
+        seed=0,
     )
 
 
@@ -171,12 +224,17 @@ def tolerance_of(adjoint) -> float:
 
 
 def distance(found: list[Tensor], wanted: list[Tensor]) -> Tensor:
-    return sum(1 - (a * b).sum() / ((a**2).sum() ** 0.5 * (b**2).sum() ** 0.5) for a, b in zip(found, wanted, strict=True))
+    return sum(
+        1 - (a * b).sum() / ((a**2).sum() ** 0.5 * (b**2).sum() ** 0.5)
+        for a, b in zip(found, wanted, strict=True)
+    )
 
 
 @OPTIMIZER
 @pytest.mark.parametrize("batch_size", [None, 2])
-def test_gradient_matching_is_the_cosine_distance_written_out(learner, leaves, batch, optimizer, batch_size):
+def test_gradient_matching_is_the_cosine_distance_written_out(
+    learner, leaves, batch, optimizer, batch_size
+):
     inner = training(optimizer=optimizer, batch_size=batch_size)
     found = GradientMatching(training=inner, steps=6)(learner, named(leaves), batch, SEED)
     taken = int(stream(SEED, Purpose.MATCHED_STEP).integers(6))
@@ -184,17 +242,25 @@ def test_gradient_matching_is_the_cosine_distance_written_out(learner, leaves, b
     theta = trained(initial(), *leaves, inner, taken)
     theta = {name: x.detach().requires_grad_() for name, x in theta.items()}
     rows_of, (latents, decoder) = minibatches(MU, batch_size, taken + 1, SEED), leaves
-    synthetic = synthetic_loss(theta, latents if rows_of is None else latents[rows_of[taken]], decoder)
+    synthetic = synthetic_loss(
+        theta, latents if rows_of is None else latents[rows_of[taken]], decoder
+    )
     g = torch.autograd.grad(synthetic, list(theta.values()), create_graph=True)
-    expected = distance(list(g), list(torch.autograd.grad(real_loss(theta, batch), list(theta.values()))))
+    expected = distance(
+        list(g), list(torch.autograd.grad(real_loss(theta, batch), list(theta.values())))
+    )
     assert same(found, expected, leaves)
 
 
 @ADJOINT
 @OPTIMIZER
-def test_trajectory_matching_is_the_normalised_distance_written_out(learner, leaves, batch, bank, optimizer, adjoint):
+def test_trajectory_matching_is_the_normalised_distance_written_out(
+    learner, leaves, batch, bank, optimizer, adjoint
+):
     inner = training(optimizer=optimizer, batch_size=4, adjoint=adjoint)
-    found = TrajectoryMatching(inner, bank, synthetic_steps=3, expert_steps=4)(learner, named(leaves), batch, SEED)
+    found = TrajectoryMatching(inner, bank, synthetic_steps=3, expert_steps=4)(
+        learner, named(leaves), batch, SEED
+    )
     start, target = bank.segment(SEED, 4)
     theta = trained({name: x.requires_grad_() for name, x in start.items()}, *leaves, inner, 3)
     expected = sum(((x - target[name]) ** 2).sum() for name, x in theta.items())
@@ -204,16 +270,26 @@ def test_trajectory_matching_is_the_normalised_distance_written_out(learner, lea
 
 @ADJOINT
 @OPTIMIZER
-def test_starting_from_trajectories_is_training_from_their_checkpoints(learner, leaves, batch, bank, optimizer, adjoint):
+def test_starting_from_trajectories_is_training_from_their_checkpoints(
+    learner, leaves, batch, bank, optimizer, adjoint
+):
     inner = training(optimizer=optimizer, adjoint=adjoint)
-    objective = MetaMatching(training=inner, steps=3, steps_min=3, starts=PretrainedStarts(bank, fresh=0.0))
+    objective = MetaMatching(
+        training=inner, steps=3, steps_min=3, starts=PretrainedStarts(bank, fresh=0.0)
+    )
     found = objective(learner, named(leaves), batch, SEED)
     theta = {name: x.requires_grad_() for name, x in bank.sample(SEED).items()}
     expected = real_loss(trained(theta, *leaves, inner, 3), batch)
     assert same(found, expected, leaves, tolerance_of(adjoint))
-    fresh = MetaMatching(training=inner, steps=3, steps_min=3, starts=PretrainedStarts(bank, fresh=1.0))
+    fresh = MetaMatching(
+        training=inner, steps=3, steps_min=3, starts=PretrainedStarts(bank, fresh=1.0)
+    )
     alone = MetaMatching(training=inner, steps=3, steps_min=3)
-    assert fresh(learner, named(leaves), batch, SEED) == alone(learner, named(leaves), batch, SEED) != found
+    assert (
+        fresh(learner, named(leaves), batch, SEED)
+        == alone(learner, named(leaves), batch, SEED)
+        != found
+    )
 
 
 def test_objectives_are_functions_of_the_seed(learner, leaves, batch, bank):
@@ -238,7 +314,7 @@ def test_a_tensor_whose_gradient_is_rounding_has_no_direction_to_match():
     assert torch.isfinite(gradients(loss, found[2:])[0]).all()
 
 
-# -- T ---------------------------------------------------------------------------------------------------------------
+# -- T ---------------------------------------------------------------------------------------------
 
 
 def test_steps_are_drawn_from_the_whole_range_and_by_the_seed(learner, batch):

@@ -23,11 +23,16 @@ def plain(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-# -- what the launcher asked for -------------------------------------------------------------------------------------
+# -- what the launcher asked for -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("variable", "value"), [*((name, "true") for name in SHARDING), ("ACCELERATE_MIXED_PRECISION", "fp16")])
-def test_sharding_and_fp16_of_the_launcher_are_refused_in_one_line(plain, monkeypatch, variable, value):
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [*((name, "true") for name in SHARDING), ("ACCELERATE_MIXED_PRECISION", "fp16")],
+)
+def test_sharding_and_fp16_of_the_launcher_are_refused_in_one_line(
+    plain, monkeypatch, variable, value
+):
     monkeypatch.setenv(variable, value)
     with pytest.raises(ValueError, match=rf"^{variable}={value} is not supported[^\n]+$"):
         FarziConfig("out", use_cpu=True)
@@ -41,16 +46,20 @@ def test_several_processes_without_a_gpu_use_the_cpu(plain, monkeypatch):
 
 def test_one_process_with_several_gpus_is_refused(plain, monkeypatch):
     monkeypatch.setattr(FarziConfig, "n_gpu", 2)
-    with pytest.raises(ValueError, match=r"sees 2 GPUs.*accelerate launch --num_processes 2 .*CUDA_VISIBLE_DEVICES=0"):
+    with pytest.raises(
+        ValueError,
+        match=r"sees 2 GPUs.*accelerate launch --num_processes 2 .*CUDA_VISIBLE_DEVICES=0",
+    ):
         FarziConfig("out", use_cpu=True)
 
 
-# -- a distillation --------------------------------------------------------------------------------------------------
+# -- a distillation --------------------------------------------------------------------------------
 
 
 def test_two_processes_are_one_that_accumulates_two_batches(tmp_path, sequences, tokenizer):
-    """Also: both find the same, both skip a step in which one of them finds a NaN, evaluate as one does,
-    and stop at the same step when one of them gets a signal."""
+    """Also: both find the same, both skip a step in which one of them finds a NaN, evaluate as one
+    does, and stop at the same step when one of them gets a signal.
+    """
     shared = {"max_steps": 2, "per_device_train_batch_size": 20}
     folder = tmp_path / "two"
     folder.mkdir()
@@ -59,7 +68,9 @@ def test_two_processes_are_one_that_accumulates_two_batches(tmp_path, sequences,
     first, second = (torch.load(folder / f"process-{rank}.pt") for rank in (0, 1))
     assert first["world_size"] == second["world_size"] == 2
 
-    one = tiny_trainer(tmp_path / "one", sequences, tokenizer, gradient_accumulation_steps=2, **shared)
+    one = tiny_trainer(
+        tmp_path / "one", sequences, tokenizer, gradient_accumulation_steps=2, **shared
+    )
     one.train()
     for a, b, expected in zip(first["tensors"], second["tensors"], tensors(one), strict=True):
         assert torch.equal(a, b)
@@ -67,16 +78,27 @@ def test_two_processes_are_one_that_accumulates_two_batches(tmp_path, sequences,
     assert first["losses"] == pytest.approx(logged(one, "loss"), rel=1e-6)
     assert first["evaluation"] == second["evaluation"]
     for name, value in one.evaluate().items():
-        if "loss" not in name:  # as in every Trainer, eval_loss is a mean over batches, and these are cut differently
+        if (
+            "loss" not in name
+        ):  # as in every Trainer, eval_loss is a mean over batches, and these are cut differently
             assert first["evaluation"][name] == pytest.approx(value, rel=1e-4)
 
-    assert first["interrupted"] == second["interrupted"] == (143, 1)  # both at the end of the same step
+    assert (
+        first["interrupted"] == second["interrupted"] == (143, 1)
+    )  # both at the end of the same step
     assert last_checkpoint(folder) == str(folder / "checkpoint-1")
 
     one.objective = PoisonedGradient(one.objective, calls=(3,))
     one.train()
-    assert first["poisoned"]["skipped"] == second["poisoned"]["skipped"] == logged(one, "non_finite_steps") == [0, 1]
-    for a, b, expected in zip(*(x["poisoned"]["tensors"] for x in (first, second)), tensors(one), strict=True):
+    assert (
+        first["poisoned"]["skipped"]
+        == second["poisoned"]["skipped"]
+        == logged(one, "non_finite_steps")
+        == [0, 1]
+    )
+    for a, b, expected in zip(
+        *(x["poisoned"]["tensors"] for x in (first, second)), tensors(one), strict=True
+    ):
         assert torch.equal(a, b)
         torch.testing.assert_close(a, expected, rtol=1e-6, atol=1e-6)
 
@@ -85,7 +107,9 @@ def in_two(folder: Path, target: Any, **settings: Any) -> list[dict[str, Any]]:
     """What `target` leaves in two processes."""
     folder.mkdir()
     codes = run(folder, settings, processes=2, target=target)
-    assert codes == [0, 0], [path.read_text() for path in folder.parent.glob(f"{folder.name}.*.log")]
+    assert codes == [0, 0], [
+        path.read_text() for path in folder.parent.glob(f"{folder.name}.*.log")
+    ]
     found = [torch.load(folder / f"process-{rank}.pt") for rank in (0, 1)]
     assert [x["world_size"] for x in found] == [2, 2]
     assert [x["rank"] for x in found] == [0, 1]
@@ -101,12 +125,19 @@ def same(ours: Any, theirs: Any) -> bool:
     return torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs
 
 
-# -- a pool in each process ------------------------------------------------------------------------------------------
+# -- a pool in each process ------------------------------------------------------------------------
 
 POOL = {
-    "learner_pool": 2, "inner_steps": 6, "inner_steps_min": 4, "window": 2, "max_steps": 5, "logging_steps": 2, "save_strategy": "steps",
-    "save_steps": 3, "per_device_train_batch_size": 20,
-}  # fmt: skip
+    "learner_pool": 2,
+    "inner_steps": 6,
+    "inner_steps_min": 4,
+    "window": 2,
+    "max_steps": 5,
+    "logging_steps": 2,
+    "save_strategy": "steps",
+    "save_steps": 3,
+    "per_device_train_batch_size": 20,
+}
 
 
 def test_each_process_has_a_pool_of_its_own_and_resumes_bit_for_bit(tmp_path):
@@ -121,18 +152,25 @@ def test_each_process_has_a_pool_of_its_own_and_resumes_bit_for_bit(tmp_path):
     assert not any(torch.equal(whole[0]["pool"][name], whole[1]["pool"][name]) for name in learners)
     assert same(whole[0]["tensors"], whole[1]["tensors"])
 
-    resumed = in_two(tmp_path / "resumed", resumed_pool, **POOL, resume_from_checkpoint=str(checkpoint))
+    resumed = in_two(
+        tmp_path / "resumed", resumed_pool, **POOL, resume_from_checkpoint=str(checkpoint)
+    )
     for ours, theirs in zip(resumed, whole, strict=True):
         assert ours["turns"] == 2
         assert same({**ours, "turns": 0}, {**theirs, "turns": 0})
 
 
-# -- work that they share --------------------------------------------------------------------------------------------
+# -- work that they share --------------------------------------------------------------------------
 
 OWN = {
-    "labels": "own", "inputs": "tokens", "teacher_steps": 6, "teacher_batch_size": 20, "num_teachers": 3, "label_dim": 20,
+    "labels": "own",
+    "inputs": "tokens",
+    "teacher_steps": 6,
+    "teacher_batch_size": 20,
+    "num_teachers": 3,
+    "label_dim": 20,
     "eval_students": 3,
-}  # fmt: skip
+}
 
 
 def test_two_processes_share_teachers_students_and_recordings(tmp_path, sequences, tokenizer):
@@ -147,8 +185,14 @@ def test_two_processes_share_teachers_students_and_recordings(tmp_path, sequence
         assert same(first[name], one[name])
     assert first["metrics"] == second["metrics"]
     for name, value in one["metrics"].items():
-        if "loss" not in name:  # as in every Trainer, eval_loss is a mean over batches, and these are cut differently
+        if (
+            "loss" not in name
+        ):  # as in every Trainer, eval_loss is a mean over batches, and these are cut differently
             assert first["metrics"][name] == pytest.approx(value, rel=1e-5)
 
-    assert first["error"] == "RuntimeError: process 1 failed in work that all processes share; its own message says why"
+    assert (
+        first["error"]
+        == "RuntimeError: process 1 failed in work that all processes share; its own message"
+        " says why"
+    )
     assert second["error"] == "FloatingPointError: this one diverged"

@@ -1,4 +1,6 @@
-"""The run of a FarziTrainer: it resumes bit for bit, refuses other settings and folders of others, and a signal ends it after a checkpoint."""
+"""The run of a FarziTrainer: it resumes bit for bit, refuses other settings and folders of others,
+and a signal ends it after a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,25 @@ from farzi_hf.distillation.run import RECORD, Interrupted, discard_checkpoints, 
 
 SAVED = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant"}
 RESUMABLE = {
-    "max_steps": 6, "save_strategy": "steps", "save_steps": 1, "save_total_limit": None, "logging_steps": 4,
-    "eval_on_start": True, "eval_strategy": "steps", "eval_steps": 3, "eval_students": 1,
-}  # fmt: skip
+    "max_steps": 6,
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "save_total_limit": None,
+    "logging_steps": 4,
+    "eval_on_start": True,
+    "eval_strategy": "steps",
+    "eval_steps": 3,
+    "eval_students": 1,
+}
 """An epoch has 4 steps. A log is of several steps, before and after an interruption."""
 CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, sequences, tokenizer) -> FarziTrainer:
-    trainer = tiny_trainer(tmp_path_factory.mktemp("uninterrupted"), sequences, tokenizer, **RESUMABLE)
+    trainer = tiny_trainer(
+        tmp_path_factory.mktemp("uninterrupted"), sequences, tokenizer, **RESUMABLE
+    )
     trainer.train()
     return trainer
 
@@ -37,7 +48,13 @@ def uninterrupted(tmp_path_factory, sequences, tokenizer) -> FarziTrainer:
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory, sequences, tokenizer) -> Path:
     """The folder of a run of four steps that was stopped after the second."""
-    trainer = tiny_trainer(tmp_path_factory.mktemp("interrupted"), sequences, tokenizer, {"callbacks": [StopAt(2)]}, **SAVED)
+    trainer = tiny_trainer(
+        tmp_path_factory.mktemp("interrupted"),
+        sequences,
+        tokenizer,
+        {"callbacks": [StopAt(2)]},
+        **SAVED,
+    )
     trainer.train()
     return Path(trainer.args.output_dir)
 
@@ -71,7 +88,10 @@ def assert_same_end(trainer: FarziTrainer, expected: FarziTrainer) -> None:
 
     def log(of: FarziTrainer) -> list[dict]:
         times = ("seconds_per_step", "peak_memory_gib", "_runtime", "_per_second")
-        return [{k: v for k, v in entry.items() if not k.endswith(times)} for entry in of.state.log_history]
+        return [
+            {k: v for k, v in entry.items() if not k.endswith(times)}
+            for entry in of.state.log_history
+        ]
 
     ours, theirs = tensors(trainer), tensors(expected)
     assert len(ours) == len(theirs) >= 2
@@ -79,7 +99,7 @@ def assert_same_end(trainer: FarziTrainer, expected: FarziTrainer) -> None:
     assert log(trainer) == log(expected)
 
 
-# -- resuming --------------------------------------------------------------------------------------------------------
+# -- resuming --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", [2, 4])
@@ -93,13 +113,21 @@ def test_resuming_is_bit_identical(make, uninterrupted, step):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 20}, {"optim": "sgd"},
-        {"max_steps": -1, "num_train_epochs": 1.5}, {"inputs": "tokens", "labels": "own", "teacher_steps": 3},
+        {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 20},
+        {"optim": "sgd"},
+        {"max_steps": -1, "num_train_epochs": 1.5},
+        {"inputs": "tokens", "labels": "own", "teacher_steps": 3},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_resuming_with_other_trainings(make, settings):
-    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "logging_steps": 3, **settings}
+    settings = {
+        "max_steps": 4,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "logging_steps": 3,
+        **settings,
+    }
     whole = make(**settings)
     whole.train()
     shutil.move(whole.args.output_dir, moved := f"{whole.args.output_dir}-whole")
@@ -109,7 +137,9 @@ def test_resuming_with_other_trainings(make, settings):
 
 
 def test_resuming_in_the_same_process_after_ctrl_c(make, uninterrupted):
-    """A second signal ends at once. The interrupted trainer has already counted a micro-batch of the step that it resumes at."""
+    """A second signal ends at once. The interrupted trainer has already counted a micro-batch of
+    the step that it resumes at.
+    """
     twice = SignalAt("SIGINT", step=5, times=2)
     trainer = make({"callbacks": [twice]}, **RESUMABLE)
     for _ in range(2):  # the second time in the very step that the checkpoint is of
@@ -147,18 +177,31 @@ def test_figures_of_the_start_are_logged_once(make):
 
 def test_a_run_that_goes_on_counts_skipped_steps_on(make):
     """Otherwise a run that is resumed now and then would skip any number of steps."""
-    settings = {"max_steps": 2, "tau": 1e-30, "save_strategy": "steps", "save_steps": 1, "max_non_finite": 1}
+    settings = {
+        "max_steps": 2,
+        "tau": 1e-30,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "max_non_finite": 1,
+    }
     make({"callbacks": [StopAt(1)]}, **settings).train()
-    with pytest.raises(FloatingPointError, match="2 meta-gradients were not finite, more than max_non_finite=1"):
+    with pytest.raises(
+        FloatingPointError, match="2 meta-gradients were not finite, more than max_non_finite=1"
+    ):
         make(**settings).train(resume_from_checkpoint=True)
 
 
 def test_the_best_checkpoint_is_kept_and_loaded_after_a_resume(make):
     perplexities = {1: 5.0, 2: 3.0, 3: 9.0, 4: 9.0}
     settings = {
-        **SAVED, "save_total_limit": 1, "eval_students": 1, "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True,
+        **SAVED,
+        "save_total_limit": 1,
+        "eval_students": 1,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "load_best_model_at_end": True,
         "metric_for_best_model": "perplexity",
-    }  # fmt: skip
+    }
 
     def train(*callbacks: TrainerCallback, **resume: bool) -> FarziTrainer:
         made = make({"callbacks": list(callbacks)}, **settings)
@@ -168,37 +211,55 @@ def test_the_best_checkpoint_is_kept_and_loaded_after_a_resume(make):
 
     first = train(StopAt(3))
     folder = Path(first.args.output_dir)
-    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == [
+        "checkpoint-2",
+        "checkpoint-3",
+    ]
     again = train(resume_from_checkpoint=True)
-    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == [
+        "checkpoint-2",
+        "checkpoint-4",
+    ]
     finished = train(resume_from_checkpoint=True)
     assert first.model.fingerprint() == again.model.fingerprint() == finished.model.fingerprint()
 
 
-# -- what ends a run -------------------------------------------------------------------------------------------------
+# -- what ends a run -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CODES)
 def test_a_signal_ends_the_run_after_a_checkpoint_of_the_step(make, uninterrupted, caplog, name):
-    """Although nothing was to be saved then; and what resumes from there is the run that nobody interrupted."""
+    """Although nothing was to be saved then; and what resumes from there is the run that nobody
+    interrupted.
+    """
     trainer = make({"callbacks": [SignalAt(name, step=2)]}, **{**RESUMABLE, "save_steps": 6})
     with pytest.raises(Interrupted) as ended:
         trainer.train()
     assert ended.value.code == CODES[name]
     saved = f"{trainer.args.output_dir}/checkpoint-3"
     assert last_checkpoint(trainer.args.output_dir) == saved
-    assert caplog.messages == [f"{name}: the run is saved in {saved} and can be resumed from there."]
+    assert caplog.messages == [
+        f"{name}: the run is saved in {saved} and can be resumed from there."
+    ]
     resumed = make(**{**RESUMABLE, "save_steps": 6})
     resumed.train(resume_from_checkpoint=True)
     assert_same_end(resumed, uninterrupted)
 
 
 def test_the_checkpoint_stays_where_only_the_best_are_kept(make):
-    """`save_strategy="best"` saves nothing that is no better, and a training that stops removes all but the best."""
+    """`save_strategy="best"` saves nothing that is no better, and a training that stops removes all
+    but the best.
+    """
     settings = {
-        "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "eval_loss", "load_best_model_at_end": True,
-        "save_strategy": "best", "save_total_limit": 1, "learning_rate": 1e-12, "eval_students": 1,
-    }  # fmt: skip
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "metric_for_best_model": "eval_loss",
+        "load_best_model_at_end": True,
+        "save_strategy": "best",
+        "save_total_limit": 1,
+        "learning_rate": 1e-12,
+        "eval_students": 1,
+    }
     trainer = make({"callbacks": [SignalAt("SIGTERM", step=2)]}, **settings)
     with pytest.raises(Interrupted):
         trainer.train()
@@ -253,18 +314,30 @@ def test_a_full_disk_leaves_the_last_checkpoint(make):
     assert last_checkpoint(trainer.args.output_dir) == f"{trainer.args.output_dir}/checkpoint-2"
 
 
-# -- what a run does not go on from ----------------------------------------------------------------------------------
+# -- what a run does not go on from ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_sequences": 5}, "^num_sequences 4 → 5: a run goes on with its own settings, .*checkpoint-2 .*farzi_data="),
-        ({"seed": 4, "learning_rate": 0.001}, r"^learning_rate 0\.05 → 0\.001, seed 3 → 4: .* or begin a new run in another output_dir"),
+        (
+            {"num_sequences": 5},
+            (
+                "^num_sequences 4 → 5: a run goes on with its own settings, .*checkpoint-2"
+                " .*farzi_data="
+            ),
+        ),
+        (
+            {"seed": 4, "learning_rate": 0.001},
+            (
+                r"^learning_rate 0\.05 → 0\.001, seed 3 → 4: .* or begin a new run in another"
+                r" output_dir"
+            ),
+        ),
         ({"max_steps": 8}, "^max_steps 4 → 8: "),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_run_does_not_go_on_with_other_settings(half, make, changes, message):
     before = sorted(half.rglob("*"))
     for start in (make(**{**SAVED, **changes}).check_run, make(**{**SAVED, **changes}).train):
@@ -273,13 +346,18 @@ def test_a_run_does_not_go_on_with_other_settings(half, make, changes, message):
     assert sorted(half.rglob("*")) == before
 
 
-def test_a_run_does_not_go_on_with_another_learner_other_data_or_other_teachers(half, make, sequences):
+def test_a_run_does_not_go_on_with_another_learner_other_data_or_other_teachers(
+    half, make, sequences
+):
     learner = tiny_learner(54)
     learner.n_head = 1
     other = sequences["train"].select([*range(1, 160), 0])
     for arguments, message in (
         ({"learner_init": learner}, r"learner\.n_head 2 → 1: "),
-        ({"train_dataset": sequences["train"].select(range(100))}, r"train_dataset\.sequences 160 → 100"),
+        (
+            {"train_dataset": sequences["train"].select(range(100))},
+            r"train_dataset\.sequences 160 → 100",
+        ),
         ({"train_dataset": other}, r"train_dataset\.fingerprint \w+ → \w+: "),
         ({"teacher": learner}, r"teachers \[\] → \[.*: "),
     ):
@@ -291,12 +369,17 @@ def test_settings_cannot_change_after_the_trainer_is_made(make):
     """The recipe had them, and the distillation was another one."""
     trainer = make()
     trainer.args.inner_steps = 9
-    with pytest.raises(ValueError, match=r"^args have changed since FarziTrainer was made: .*inner_steps 4 → 9; make"):
+    with pytest.raises(
+        ValueError,
+        match=r"^args have changed since FarziTrainer was made: .*inner_steps 4 → 9; make",
+    ):
         trainer.train()
 
 
 def test_a_checkpoint_is_complete_only_when_all_processes_have_written(make, monkeypatch):
-    """The trainer's state makes it complete. It is written after all processes have met, and they meet after their states are written."""
+    """The trainer's state makes it complete. It is written after all processes have met, and they
+    meet after their states are written.
+    """
     trainer = make(**{**SAVED, "max_steps": 1})
     folder, met = Path(trainer.args.output_dir, "checkpoint-1"), []
     wait = trainer.accelerator.wait_for_everyone
@@ -307,15 +390,23 @@ def test_a_checkpoint_is_complete_only_when_all_processes_have_written(make, mon
 
     monkeypatch.setattr(trainer.accelerator, "wait_for_everyone", noted)
     trainer.train()
-    assert any("state_of_process_0.safetensors" in names and "trainer_state.json" not in names for names in met)
+    assert any(
+        "state_of_process_0.safetensors" in names and "trainer_state.json" not in names
+        for names in met
+    )
 
 
 def test_resuming_needs_a_checkpoint_of_ours(make, tmp_path):
-    with pytest.raises(ValueError, match=r"resume_from_checkpoint=True, but output_dir=.* has no complete checkpoint"):
+    with pytest.raises(
+        ValueError,
+        match=r"resume_from_checkpoint=True, but output_dir=.* has no complete checkpoint",
+    ):
         make().train(resume_from_checkpoint=True)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "trainer_state.json").write_text("{}")
-    with pytest.raises(ValueError, match=rf"resume_from_checkpoint='.*model' has no readable {RECORD}"):
+    with pytest.raises(
+        ValueError, match=rf"resume_from_checkpoint='.*model' has no readable {RECORD}"
+    ):
         make(**SAVED).train(resume_from_checkpoint=str(tmp_path / "model"))
 
 
@@ -329,7 +420,7 @@ def test_checkpoints_that_are_not_complete_are_passed_over(half):
     assert discard_checkpoints(half) == ["checkpoint-1", "checkpoint-2"]
 
 
-# -- folders ---------------------------------------------------------------------------------------------------------
+# -- folders ---------------------------------------------------------------------------------------
 
 
 def precious(folder: Path, name: str = "") -> Path:
@@ -341,7 +432,9 @@ def precious(folder: Path, name: str = "") -> Path:
 
 def test_a_new_run_refuses_a_folder_with_checkpoints_before_any_step(half, make, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in half.rglob("*")}
-    message = r"output_dir='.*out' holds checkpoint-2 of an earlier run.*resume_from_checkpoint=True"
+    message = (
+        r"output_dir='.*out' holds checkpoint-2 of an earlier run.*resume_from_checkpoint=True"
+    )
     with pytest.raises(ValueError, match=message) as refusal:
         make(**SAVED).train()
     elsewhere = shutil.copytree(half, tmp_path / "elsewhere")
@@ -349,7 +442,9 @@ def test_a_new_run_refuses_a_folder_with_checkpoints_before_any_step(half, make,
         make(**SAVED).train(resume_from_checkpoint=f"{elsewhere}/checkpoint-1")
     assert {path: path.stat().st_mtime_ns for path in half.rglob("*")} == before
     notes = precious(half, "checkpoint-notes")
-    remedy = resolve_name(re.search(r"farzi_hf\.[\w.]+", str(refusal.value))[0])  # as a user would type it
+    remedy = resolve_name(
+        re.search(r"farzi_hf\.[\w.]+", str(refusal.value))[0]
+    )  # as a user would type it
     assert remedy(half) == ["checkpoint-1", "checkpoint-2"]
     assert [path.name for path in half.iterdir()] == ["checkpoint-notes"]
     make(**SAVED).train()
@@ -362,7 +457,10 @@ def test_a_run_refuses_a_folder_with_a_checkpoint_that_is_not_ours(make):
     path = precious(Path(trainer.args.output_dir), "checkpoint-500")
     (path.parent / "trainer_state.json").write_text("{}")
     assert last_checkpoint(trainer.args.output_dir) is None
-    message = r"holds checkpoint-500, which no FarziTrainer has written: choose another output_dir, or move it away"
+    message = (
+        r"holds checkpoint-500, which no FarziTrainer has written: choose another output_dir, or"
+        r" move it away"
+    )
     never_saves = make(**{**SAVED, "save_strategy": "no"})  # except after a signal
     for start in (trainer.check_run, trainer.train, never_saves.train):
         with pytest.raises(ValueError, match=message):
@@ -374,7 +472,10 @@ def test_rotation_removes_ours_alone(make):
     """Trainer's removes every folder whose name begins with checkpoint-, oldest first."""
     trainer = make(**SAVED, save_total_limit=2)
     folder = Path(trainer.args.output_dir)
-    kept = [precious(folder, name) for name in ("checkpoint-notes", "checkpoint-1-backup", "checkpoint-")]
+    kept = [
+        precious(folder, name)
+        for name in ("checkpoint-notes", "checkpoint-1-backup", "checkpoint-")
+    ]
     (folder / "checkpoint-4").mkdir()  # as a killed process leaves it
     trainer.train()
     assert all(path.read_bytes() == b"precious" for path in kept)
@@ -397,7 +498,10 @@ def test_files_of_others_in_our_checkpoints_stay(make, caplog):
     left = sorted(path.name for path in Path(folder, "checkpoint-1").rglob("*"))
     assert left == [RECORD, "more", "weights.bin", "weights.bin"]
     assert sorted(path.name for path in Path(folder).iterdir()) == ["checkpoint-1", "checkpoint-3"]
-    said = f"{folder}/checkpoint-1 holds files that are not of the checkpoint and stay: more, weights.bin."
+    said = (
+        f"{folder}/checkpoint-1 holds files that are not of the checkpoint and stay: more,"
+        " weights.bin."
+    )
     assert caplog.messages.count(said) == 1
     again = make(**SAVED, save_total_limit=1)
     again.train(resume_from_checkpoint=True)
@@ -414,11 +518,15 @@ def test_a_folder_that_appears_during_the_run_is_not_written_into(make):
     trainer = make({"callbacks": [Intrude()]}, **SAVED)
     with pytest.raises(ValueError, match=r"holds checkpoint-3, which no FarziTrainer"):
         trainer.train()
-    assert [path.name for path in Path(trainer.args.output_dir, "checkpoint-3").iterdir()] == ["weights.bin"]
+    assert [path.name for path in Path(trainer.args.output_dir, "checkpoint-3").iterdir()] == [
+        "weights.bin"
+    ]
 
 
 def test_the_callers_random_numbers_change_nothing(sequences, tokenizer, tmp_path):
-    """Accelerate's sampler of real rows took torch's global seed: `torch.manual_seed`, or another trainer, before `train()` made another run."""
+    """Accelerate's sampler of real rows took torch's global seed: `torch.manual_seed`, or another
+    trainer, before `train()` made another run.
+    """
     args, make_in = (
         {"max_steps": 3, "per_device_train_batch_size": 16},
         lambda out, **how: tiny_trainer(out, sequences, tokenizer, **how),

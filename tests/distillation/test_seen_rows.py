@@ -1,4 +1,6 @@
-"""The inner loop trains the rows of an embedding that the ids of a summary show, and nothing else changes: not a bit of it."""
+"""The inner loop trains the rows of an embedding that the ids of a summary show, and nothing else
+changes: not a bit of it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from farzi_hf.distillation import Learner, SyntheticTraining, inner_training
-from farzi_hf.engine import Checkpoint, Direct, GradientGraphs, InnerAdam, InnerSGD, Reversible, Tape
+from farzi_hf.engine import (
+    Checkpoint,
+    Direct,
+    GradientGraphs,
+    InnerAdam,
+    InnerSGD,
+    Reversible,
+    Tape,
+)
 from farzi_hf.models import SASRecConfig
 from farzi_hf.summary import FarziData, FarziDataConfig
 
@@ -19,8 +29,17 @@ TRAINING = SyntheticTraining(InnerAdam(0.02, (0.7, 0.999), 1e-6), 1.0, 2)
 
 
 def gpt2(**changes) -> GPT2Config:
-    sizes = {"vocab_size": V, "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 16, "tie_word_embeddings": False}
-    return GPT2Config(**{**sizes, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0, **changes})
+    sizes = {
+        "vocab_size": V,
+        "n_embd": 8,
+        "n_layer": 1,
+        "n_head": 1,
+        "n_positions": 16,
+        "tie_word_embeddings": False,
+    }
+    return GPT2Config(
+        **{**sizes, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0, **changes}
+    )
 
 
 @pytest.fixture
@@ -31,7 +50,9 @@ def learner() -> Learner:
 @pytest.fixture
 def farzi() -> FarziData:
     torch.manual_seed(0)
-    config = FarziDataConfig(4, 5, latent_dim=1, vocab_size=V, inputs="tokens", labels="own", label_dim=3)
+    config = FarziDataConfig(
+        4, 5, latent_dim=1, vocab_size=V, inputs="tokens", labels="own", label_dim=3
+    )
     farzi = FarziData(config)
     farzi.input_ids.copy_(torch.randint(3, 15, farzi.input_ids.shape))
     return farzi
@@ -47,7 +68,9 @@ def outcome(learner: Learner, farzi: FarziData, training: SyntheticTraining) -> 
     return [*theta.values(), *(x.grad for x in farzi.parameters())]
 
 
-@pytest.mark.parametrize("adjoint", [Direct(), GradientGraphs(), Tape(), Checkpoint(), Reversible()])
+@pytest.mark.parametrize(
+    "adjoint", [Direct(), GradientGraphs(), Tape(), Checkpoint(), Reversible()]
+)
 @pytest.mark.parametrize("window", [None, 3])
 def test_the_training_is_that_of_all_rows(monkeypatch, learner, farzi, adjoint, window):
     training = replace(TRAINING, adjoint=adjoint, window=window)
@@ -80,11 +103,13 @@ class Anchored(GPT2LMHeadModel):
 @pytest.mark.parametrize(
     "learner_init",
     [
-        gpt2(tie_word_embeddings=True), SASRecConfig(num_items=V - 1, hidden_size=8, max_length=10), lambda: Anchored(gpt2(), 1.0),
+        gpt2(tie_word_embeddings=True),
+        SASRecConfig(num_items=V - 1, hidden_size=8, max_length=10),
+        lambda: Anchored(gpt2(), 1.0),
         lambda: Anchored(gpt2(), 0.0),
     ],
     ids=["tied", "items", "anchored", "gate that starts at zero"],
-)  # fmt: skip
+)
 def test_an_embedding_that_is_used_otherwise_trains_as_a_whole(learner_init, farzi):
     assert all_rows(Learner(learner_init), farzi)
 
@@ -96,7 +121,10 @@ class Decaying(InnerAdam):
         return super().step((state[0] * 0.9, *state[1:]), g, t, lr, out)
 
 
-@pytest.mark.parametrize("optimizer", [InnerAdam(0.01, weight_decay=0.1), InnerSGD(0.1, weight_decay=0.1), Decaying(0.01)])
+@pytest.mark.parametrize(
+    "optimizer",
+    [InnerAdam(0.01, weight_decay=0.1), InnerSGD(0.1, weight_decay=0.1), Decaying(0.01)],
+)
 def test_decay_changes_all_rows(learner, farzi, optimizer):
     assert all_rows(learner, farzi, optimizer=optimizer)
 
@@ -104,5 +132,7 @@ def test_decay_changes_all_rows(learner, farzi, optimizer):
 def test_starts_to_differentiate_and_constant_embeddings_keep_all_rows(learner, farzi):
     start = learner.initial_parameters(0)
     assert all_rows(learner, farzi, {name: x.clone().requires_grad_() for name, x in start.items()})
-    frozen = {name: torch.nn.Parameter(x, False) if "wte" in name else x for name, x in start.items()}
+    frozen = {
+        name: torch.nn.Parameter(x, False) if "wte" in name else x for name, x in start.items()
+    }
     assert all_rows(learner, farzi, frozen)

@@ -21,7 +21,7 @@ from farzi_hf.summary import FarziData
 V = 54
 
 
-# -- evaluation ------------------------------------------------------------------------------------------------------
+# -- evaluation ------------------------------------------------------------------------------------
 
 
 def test_evaluation_is_mean_and_deviation_over_students(make, sequences, tokenizer):
@@ -79,14 +79,26 @@ def test_evaluation_does_not_change_the_distillation(make):
 
 @pytest.mark.parametrize("several", [False, True])
 def test_the_best_summary_is_the_one_with_the_lowest_perplexity(make, sequences, several):
-    perplexities = iter([9.0, 5.0, 1.0, 3.0, 2.0, 9.0] if several else [5.0, 3.0, 9.0])  # near and far by turns
-    sets = {"near": sequences["validation"], "far": sequences["test"]} if several else sequences["validation"]
+    perplexities = iter(
+        [9.0, 5.0, 1.0, 3.0, 2.0, 9.0] if several else [5.0, 3.0, 9.0]
+    )  # near and far by turns
+    sets = (
+        {"near": sequences["validation"], "far": sequences["test"]}
+        if several
+        else sequences["validation"]
+    )
     name = "far_perplexity" if several else "perplexity"
     trainer = make(
         {"eval_dataset": sets, "compute_metrics": lambda _: {"perplexity": next(perplexities)}},
-        max_steps=3, eval_students=1, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1,
-        load_best_model_at_end=True, metric_for_best_model=name,
-    )  # fmt: skip
+        max_steps=3,
+        eval_students=1,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model=name,
+    )
     kept = []
 
     class Keep(TrainerCallback):
@@ -103,7 +115,7 @@ def test_the_best_summary_is_the_one_with_the_lowest_perplexity(make, sequences,
     assert (saved[f"eval_{name}"], saved["step"]) == (3.0, 2)
 
 
-# -- several sets ----------------------------------------------------------------------------------------------------
+# -- several sets ----------------------------------------------------------------------------------
 
 
 def test_each_set_has_the_metrics_that_it_has_alone(make, sequences):
@@ -126,7 +138,10 @@ def test_each_set_has_the_metrics_that_it_has_alone(make, sequences):
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        ({"fine": [[2, 3]], "wide": [[2, V]]}, rf"^eval_dataset\['wide'\]: dataset\['input_ids'\]\[0\] holds id {V}"),
+        (
+            {"fine": [[2, 3]], "wide": [[2, V]]},
+            rf"^eval_dataset\['wide'\]: dataset\['input_ids'\]\[0\] holds id {V}",
+        ),
         ({}, r"^eval_dataset is a dict without data sets: give at least one, or None"),
     ],
     ids=["wide", "empty"],
@@ -139,19 +154,29 @@ def test_the_unusable_set_is_named(make, sets, message):
 
 def test_workers_that_stay_evaluate_the_given_set(make, sequences):
     """Trainer would evaluate the first set again."""
-    settings = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "eval_students": 1}
+    settings = {
+        "dataloader_num_workers": 1,
+        "dataloader_persistent_workers": True,
+        "eval_students": 1,
+    }
     trainer, plain = make(**settings), make(eval_students=1)
     assert trainer.evaluate() == plain.evaluate()
     assert trainer.evaluate(sequences["test"]) == plain.evaluate(sequences["test"])
 
 
-# -- several students as one -----------------------------------------------------------------------------------------
+# -- several students as one -----------------------------------------------------------------------
 
 FORMS = {
     "minibatches": {},
     "all rows": {"synthetic_batch_size": None},
     "ids": {"labels": "own", "inputs": "tokens", "label_dim": 4},
-    "a carried teacher": {"labels": "teacher", "inputs": "drawn", "max_steps": 0, "storage": "exact", "inner_optimizer": "soap"},
+    "a carried teacher": {
+        "labels": "teacher",
+        "inputs": "drawn",
+        "max_steps": 0,
+        "storage": "exact",
+        "inner_optimizer": "soap",
+    },
 }
 
 
@@ -165,7 +190,9 @@ def in_float64(trainer):
     students = trainer.students
     students.farzi.double()
     initial = students.learner.initial_parameters
-    students.learner.initial_parameters = lambda *args: {name: x.double() for name, x in initial(*args).items()}
+    students.learner.initial_parameters = lambda *args: {
+        name: x.double() for name, x in initial(*args).items()
+    }
     return students
 
 

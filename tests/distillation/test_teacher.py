@@ -22,7 +22,14 @@ from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
 from farzi_hf.distillation.learner import whole
 from farzi_hf.distillation.packing import _rounded, _with_scales
 from farzi_hf.distillation.rows import RealData, real_batches, validation_loss
-from farzi_hf.distillation.teacher import Labelling, Teacher, TeacherTraining, label, linear_head, seconds_of
+from farzi_hf.distillation.teacher import (
+    Labelling,
+    Teacher,
+    TeacherTraining,
+    label,
+    linear_head,
+    seconds_of,
+)
 from farzi_hf.engine import Direct, InnerAdam, InnerAdamW, Reversible, Tape
 from farzi_hf.models import RNNConfig
 from farzi_hf.summary.initialization import INPUT_SEQUENCES, covering_windows, made_up, real_windows
@@ -34,7 +41,13 @@ OWN = {"labels": "own", "inputs": "tokens", "teacher_steps": 30, "teacher_batch_
 def summary(learner: Learner, label_dim: int | None = None, **changes) -> FarziData:
     torch.manual_seed(0)
     config = FarziDataConfig(
-        6, 8, 4, learner.vocab_size, labels="own", label_dim=label_dim or linear_head(learner).width, **changes
+        6,
+        8,
+        4,
+        learner.vocab_size,
+        labels="own",
+        label_dim=label_dim or linear_head(learner).width,
+        **changes,
     )
     return FarziData(config)
 
@@ -49,7 +62,11 @@ def some_parameters(learner: Learner, seed: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("inputs", ["tokens", "soft"])
 @pytest.mark.parametrize("kind", ["gpt2", "untied", "sasrec"])
 def test_labels_are_what_the_teacher_predicts(kind, inputs):
-    config = SASRecConfig(num_items=V - 1, hidden_size=8, max_length=10) if kind == "sasrec" else tiny_learner(V)
+    config = (
+        SASRecConfig(num_items=V - 1, hidden_size=8, max_length=10)
+        if kind == "sasrec"
+        else tiny_learner(V)
+    )
     config.tie_word_embeddings = kind != "untied"
     learner = Learner(config)
     params = some_parameters(learner, 1)
@@ -68,8 +85,13 @@ def test_fewer_dimensions_lose_a_little_and_more_lose_nothing():
     for dim in (1, 4, 12, 16, 20):
         farzi = summary(learner, dim, inputs="tokens")
         label(farzi, [Teacher(learner, params)])
-        expected = learner.logits(params, whole(learner.model, farzi.input_ids.long())).log_softmax(-1)
-        lost[dim] = (expected.exp() * (expected - (farzi.label_latents @ farzi.label_decoder).log_softmax(-1))).sum()
+        expected = learner.logits(params, whole(learner.model, farzi.input_ids.long())).log_softmax(
+            -1
+        )
+        lost[dim] = (
+            expected.exp()
+            * (expected - (farzi.label_latents @ farzi.label_decoder).log_softmax(-1))
+        ).sum()
     assert lost[1] > lost[4] > lost[12] > 1e-2 > 1e-5 > max(lost[16].abs(), lost[20].abs())
 
 
@@ -80,7 +102,9 @@ def test_a_teacher_learns_and_is_a_function_of_its_seed(sequences):
     data = RealData(sequences["train"], collator, quiet=True)
     first, again, other = (train.train(learner, data, seed).params for seed in (1, 1, 2))
     batch = collator([{"input_ids": ids} for ids in sequences["validation"]["input_ids"]])
-    assert learner.hard_loss(first, batch) < 0.8 * learner.hard_loss(learner.initial_parameters(1), batch)
+    assert learner.hard_loss(first, batch) < 0.8 * learner.hard_loss(
+        learner.initial_parameters(1), batch
+    )
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
     with pytest.raises(FloatingPointError, match="lower the rate"):
@@ -88,9 +112,14 @@ def test_a_teacher_learns_and_is_a_function_of_its_seed(sequences):
 
 
 def test_biases_and_norms_do_not_decay_in_a_teacher_either(sequences):
-    learner, data = Learner(tiny_learner(V)), RealData(sequences["train"], SequenceCollator(), quiet=True)
+    learner, data = (
+        Learner(tiny_learner(V)),
+        RealData(sequences["train"], SequenceCollator(), quiet=True),
+    )
     found = [
-        TeacherTraining(InnerAdamW(0.01, weight_decay=x), steps=1, batch_size=8).train(learner, data, 1).params
+        TeacherTraining(InnerAdamW(0.01, weight_decay=x), steps=1, batch_size=8)
+        .train(learner, data, 1)
+        .params
         for x in (0.0, 5.0)
     ]
     alike = {name for name in found[0] if torch.equal(found[0][name], found[1][name])}
@@ -98,11 +127,13 @@ def test_biases_and_norms_do_not_decay_in_a_teacher_either(sequences):
     assert alike
 
 
-# -- early stopping and dropout ---------------------------------------------------------------------------------------
+# -- early stopping and dropout --------------------------------------------------------------------
 
 
 def toy(validation: list[float] | None, steps: int = 40):
-    """A training of three numbers. Its validation losses are those of the list, one for each of the 40 steps."""
+    """A training of three numbers. Its validation losses are those of the list, one for each of the
+    40 steps.
+    """
     target, start = (torch.tensor(x, dtype=torch.float64) for x in ([1.0, -2.0, 3.0], [0.0] * 3))
     losses = iter(validation or ())
 
@@ -110,7 +141,9 @@ def toy(validation: list[float] | None, steps: int = 40):
         return ((params["w"] - target) ** 2).sum() + math.sin(step) * params["w"].sum()
 
     training = TeacherTraining(InnerAdam(0.1), steps, 1)
-    return training.run("Toy", loss, {"w": start}, True, validation and (lambda params: next(losses)))
+    return training.run(
+        "Toy", loss, {"w": start}, True, validation and (lambda params: next(losses))
+    )
 
 
 def test_where_validation_always_falls_the_training_is_the_whole_one():
@@ -121,7 +154,9 @@ def test_where_validation_always_falls_the_training_is_the_whole_one():
 
 
 def test_where_it_rises_the_rate_falls_from_the_best_state():
-    """The best one while the rate stays is that of step 6. So the rate falls in 6 steps, and step 12 is that of a training of 12."""
+    """The best one while the rate stays is that of step 6. So the rate falls in 6 steps, and step
+    12 is that of a training of 12.
+    """
     found = toy([9, 8, 7, 6, 5, 4, *[6] * 8, 5, 5, 3, 3, 3, 2])
     assert (found.steps, found.validation) == (12, 2)
     assert torch.equal(found.params["w"], toy(None, 12).params["w"])
@@ -133,7 +168,10 @@ def test_the_end_is_returned_where_it_is_worse_by_noise_alone():
 
 
 def test_the_best_state_is_returned_wherever_it_was():
-    later, before = toy([9, 8, 7, 6, 5, 4, *[6] * 8, 5, 3, 4, 4, 4, 5]), toy([9, 8, 1, *[6] * 8, 5, 5, 5])
+    later, before = (
+        toy([9, 8, 7, 6, 5, 4, *[6] * 8, 5, 3, 4, 4, 4, 5]),
+        toy([9, 8, 1, *[6] * 8, 5, 5, 5]),
+    )
     assert (later.steps, later.validation) == (8, 3)
     assert (before.steps, before.validation) == (3, 1)
     assert toy([math.inf] * 40).steps == 1
@@ -181,8 +219,14 @@ def test_a_file_that_holds_no_training_is_named(content, sequences, tmp_path):
     else:
         save_file({content: torch.zeros(8, dtype=torch.float64)}, kept)
     training = TeacherTraining(InnerAdam(0.02), steps=4, batch_size=8, kept=kept)
-    with pytest.raises(ValueError, match=r"training.safetensors' holds no training that can go on .*; remove it"):
-        training.train(Learner(tiny_learner(V)), RealData(sequences["train"], SequenceCollator(), quiet=True), 1)
+    with pytest.raises(
+        ValueError, match=r"training.safetensors' holds no training that can go on .*; remove it"
+    ):
+        training.train(
+            Learner(tiny_learner(V)),
+            RealData(sequences["train"], SequenceCollator(), quiet=True),
+            1,
+        )
     assert kept.exists()
 
 
@@ -200,11 +244,17 @@ def test_a_teacher_that_learns_rows_by_heart_stops_early(sequences):
 
 def test_the_loss_on_held_out_rows_is_the_mean_over_their_tokens(sequences):
     learner = Learner(lambda: AutoModelForCausalLM.from_config(tiny_learner(V)).double())
-    theta, collator, rows = learner.initial_parameters(0), SequenceCollator(), sequences["validation"]["input_ids"]
+    theta, collator, rows = (
+        learner.initial_parameters(0),
+        SequenceCollator(),
+        sequences["validation"]["input_ids"],
+    )
     data = RealData(sequences["train"], collator, held_out=sequences["validation"])
     for most, every in ((1000, 1), (7, 3)):
         expected = learner.hard_loss(theta, collator([{"input_ids": ids} for ids in rows[::every]]))
-        assert validation_loss(learner, data, most)(theta) == pytest.approx(float(expected), rel=1e-12)
+        assert validation_loss(learner, data, most)(theta) == pytest.approx(
+            float(expected), rel=1e-12
+        )
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -212,24 +262,36 @@ def test_of_ranked_data_only_the_order_counts(sequences, tied):
     config = tiny_learner(V)
     config.tie_word_embeddings = tied
     learner = Learner(lambda: AutoModelForCausalLM.from_config(config).double())
-    theta, collator, rows = learner.initial_parameters(0), SequenceCollator(), sequences["validation"].select(range(8))
+    theta, collator, rows = (
+        learner.initial_parameters(0),
+        SequenceCollator(),
+        sequences["validation"].select(range(8)),
+    )
     batch = collator(rows.to_list())
     order = learner.logits(theta, batch)[:, :-1].argsort(dim=-1, descending=True, stable=True)
     labels = batch["labels"][:, 1:]
-    expected = (1 + (order == labels[..., None]).int().argmax(-1))[labels != -100].double().log().mean()
+    expected = (
+        (1 + (order == labels[..., None]).int().argmax(-1))[labels != -100].double().log().mean()
+    )
     data = RealData(sequences["train"], collator, held_out=rows, ranked=True)
     assert validation_loss(learner, data, 1000)(theta) == pytest.approx(float(expected), rel=1e-12)
     assert expected > 1
     if not tied:
         surer = {name: 20 * x if name == "lm_head.weight" else x for name, x in theta.items()}
-        assert validation_loss(learner, data, 1000)(surer) == pytest.approx(float(expected), rel=1e-12)
+        assert validation_loss(learner, data, 1000)(surer) == pytest.approx(
+            float(expected), rel=1e-12
+        )
 
 
 def test_a_model_without_an_order_is_the_worst(sequences):
     learner = Learner(tiny_learner(V))
-    data = RealData(sequences["train"], SequenceCollator(), held_out=sequences["validation"], ranked=True)
+    data = RealData(
+        sequences["train"], SequenceCollator(), held_out=sequences["validation"], ranked=True
+    )
     for value in (torch.nan, 0.0):
-        theta = {name: torch.full_like(x, value) for name, x in learner.initial_parameters(0).items()}
+        theta = {
+            name: torch.full_like(x, value) for name, x in learner.initial_parameters(0).items()
+        }
         assert validation_loss(learner, data, 1000)(theta) == pytest.approx(math.log(V))
 
 
@@ -239,14 +301,20 @@ def test_a_teacher_trains_as_torch_does_with_the_same_masks(sequences, dropout):
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = dropout
     learner = Learner(lambda: AutoModelForCausalLM.from_config(config).double())
     data = RealData(sequences["train"], SequenceCollator(), quiet=True)
-    found = TeacherTraining(InnerAdam(0.01, (0.5, 0.999), 1e-4), steps, 16).train(learner, data, seed).params
+    found = (
+        TeacherTraining(InnerAdam(0.01, (0.5, 0.999), 1e-4), steps, 16)
+        .train(learner, data, seed)
+        .params
+    )
 
     order = derive(seed, Purpose.TEACHER_MINIBATCHES)
     batches = real_batches(data, 16, steps, order)
     torch.manual_seed(derive(seed, Purpose.TEACHER))
     model = AutoModelForCausalLM.from_config(config).double().train()
     optimizer = torch.optim.Adam(model.parameters(), 0.01, (0.5, 0.999), 1e-4)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (steps - step) / 10))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1, (steps - step) / 10)
+    )
     for step in range(1, steps + 1):
         torch.manual_seed(derive(order, Purpose.DROPOUT, step))
         optimizer.zero_grad()
@@ -272,11 +340,13 @@ def test_how_teachers_stopped_is_in_the_log_and_with_the_summary(make, tmp_path)
 
 def test_a_teacher_of_another_vocabulary_is_refused():
     learner, other = Learner(tiny_learner(V)), Learner(tiny_learner(V + 1))
-    with pytest.raises(ValueError, match=f"a vocabulary of {V + 1} entries, the summary one of {V}; give one"):
+    with pytest.raises(
+        ValueError, match=f"a vocabulary of {V + 1} entries, the summary one of {V}; give one"
+    ):
         label(summary(learner, inputs="tokens"), [Teacher(other, some_parameters(other, 0))])
 
 
-# -- ids -------------------------------------------------------------------------------------------------------------
+# -- ids -------------------------------------------------------------------------------------------
 
 
 def drawn(sequences, draw, shape: tuple[int, int], seed: int = 0) -> np.ndarray:
@@ -285,7 +355,9 @@ def drawn(sequences, draw, shape: tuple[int, int], seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("name", INPUT_SEQUENCES)
 def test_ids_are_of_the_data_and_a_function_of_the_generator(sequences, name):
-    first, again, other = (drawn(sequences, INPUT_SEQUENCES[name].draw, (6, 20), seed) for seed in (0, 0, 1))
+    first, again, other = (
+        drawn(sequences, INPUT_SEQUENCES[name].draw, (6, 20), seed) for seed in (0, 0, 1)
+    )
     assert first.shape == (6, 20)
     assert set(first.flatten()) <= set(flatten_sequences(sequences["train"])[0])
     assert np.array_equal(first, again)
@@ -293,18 +365,25 @@ def test_ids_are_of_the_data_and_a_function_of_the_generator(sequences, name):
 
 
 def test_made_up_sequences_show_every_id_and_no_sentence(sequences):
-    assert set(drawn(sequences, made_up, (10, 20)).flatten()) == set(flatten_sequences(sequences["train"])[0])
-    assert len(set(drawn(sequences, made_up, (2, 5)).flatten())) == 10  # different ones, where there is no room for all
+    assert set(drawn(sequences, made_up, (10, 20)).flatten()) == set(
+        flatten_sequences(sequences["train"])[0]
+    )
+    assert (
+        len(set(drawn(sequences, made_up, (2, 5)).flatten())) == 10
+    )  # different ones, where there is no room for all
 
 
 def test_covering_windows_are_real_and_show_more(sequences):
     covering, plain = (drawn(sequences, draw, (4, 10)) for draw in (covering_windows, real_windows))
     assert len(set(covering.flatten())) > len(set(plain.flatten()))
-    pairs = {(3, 2), *itertools.pairwise(flatten_sequences(sequences["train"])[0])}  # the end of a sentence, the next
+    pairs = {
+        (3, 2),
+        *itertools.pairwise(flatten_sequences(sequences["train"])[0]),
+    }  # the end of a sentence, the next
     assert {(a, b) for row in covering for a, b in itertools.pairwise(row)} <= pairs
 
 
-# -- distillation ----------------------------------------------------------------------------------------------------
+# -- distillation ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("inputs", ["tokens", "soft"])
@@ -315,7 +394,9 @@ def test_the_meta_gradient_is_exact(sequences, adjoint, inputs):
 
     def gradients(kind):
         farzi = summary(learner, 3, inputs=inputs).double()
-        inner = SyntheticTraining(InnerAdam(0.02, (0.5, 0.99), 1e-3), 1.0, batch_size=2, adjoint=kind)
+        inner = SyntheticTraining(
+            InnerAdam(0.02, (0.5, 0.99), 1e-3), 1.0, batch_size=2, adjoint=kind
+        )
         MetaMatching(inner, steps=5, steps_min=5)(learner, farzi.tensors, batch, 3).backward()
         return {name: p.grad for name, p in farzi.named_parameters()}
 
@@ -351,7 +432,9 @@ def test_given_teachers_label_by_the_mean_of_their_logits(make):
     ids = trainer.model.input_ids.long()
     logits = [model(ids, attention_mask=torch.ones_like(ids)).logits for model in models]
     expected = (sum(logits) / 2).softmax(-1)
-    torch.testing.assert_close(trainer.model(torch.arange(len(ids))), expected, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(
+        trainer.model(torch.arange(len(ids))), expected, rtol=1e-3, atol=1e-5
+    )
 
 
 def test_teachers_are_models_or_configs():
@@ -399,7 +482,13 @@ def test_teachers_of_several_kinds_are_trained_and_label_together(make):
 def test_groups_of_tokens_are_those_that_the_teacher_sees_alike(make):
     torch.manual_seed(0)
     teacher = AutoModelForCausalLM.from_config(tiny_learner(V)).eval()
-    settings = {**OWN, "inputs": "soft", "initialization": "clusters", "latent_dim": 18, "concentration": None}
+    settings = {
+        **OWN,
+        "inputs": "soft",
+        "initialization": "clusters",
+        "latent_dim": 18,
+        "concentration": None,
+    }
     trainer = make({"teacher": teacher}, **settings)
     trainer.tune_initialization()
     farzi, embedding = trainer.model, teacher.transformer.wte.weight.detach()
@@ -413,16 +502,28 @@ def test_groups_of_tokens_are_those_that_the_teacher_sees_alike(make):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_teachers_predict_only_what_labels_and_mask_leave(stream):
-    row = {"input_ids": [4, 5, 6, 7], "labels": [-100, -100, 6, 7], "attention_mask": [1, 1, 1, 0], "text": "other"}
+    row = {
+        "input_ids": [4, 5, 6, 7],
+        "labels": [-100, -100, 6, 7],
+        "attention_mask": [1, 1, 1, 0],
+        "text": "other",
+    }
     rows = Dataset.from_list([row] * 3)
-    data = RealData(RowStream(rows.to_iterable_dataset(), lambda rows: rows) if stream else rows, SequenceCollator())
+    data = RealData(
+        RowStream(rows.to_iterable_dataset(), lambda rows: rows) if stream else rows,
+        SequenceCollator(),
+    )
     assert real_batches(data, 2, 3, seed=0)(1)["labels"].tolist() == [[-100, -100, 6, -100]] * 2
 
 
 @pytest.mark.parametrize("rows", [1, 2, 50])
 def test_scales_of_few_rows_and_of_columns_far_from_zero_keep_the_numbers(rows):
-    """A matrix of one row has no deviation, and a column whose numbers are alike a small one: most of it was cut off."""
-    weight = torch.linspace(1.0, 2.0, 8) + 0.01 * torch.randn(rows, 8, generator=torch.Generator().manual_seed(0))
+    """A matrix of one row has no deviation, and a column whose numbers are alike a small one: most
+    of it was cut off.
+    """
+    weight = torch.linspace(1.0, 2.0, 8) + 0.01 * torch.randn(
+        rows, 8, generator=torch.Generator().manual_seed(0)
+    )
     params = _rounded(_with_scales({"w": weight}, 31), 31)
     torch.testing.assert_close(params["w"], weight, rtol=0.1, atol=0)
 
@@ -430,7 +531,15 @@ def test_scales_of_few_rows_and_of_columns_far_from_zero_keep_the_numbers(rows):
 def test_room_for_the_labels_of_a_given_teacher(make):
     """It was that of the learner's head, which is narrower here."""
     wide = GPT2LMHeadModel(
-        GPT2Config(vocab_size=54, n_positions=64, n_embd=24, n_layer=1, n_head=2, bos_token_id=2, eos_token_id=3)
+        GPT2Config(
+            vocab_size=54,
+            n_positions=64,
+            n_embd=24,
+            n_layer=1,
+            n_head=2,
+            bos_token_id=2,
+            eos_token_id=3,
+        )
     )
     trainer = make({"teacher": wide}, inputs="tokens", labels="own")
     assert trainer.model.config.label_dim == 24

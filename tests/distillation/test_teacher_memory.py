@@ -1,4 +1,6 @@
-"""What a carried teacher gives away: a teacher that was made to learn rows by heart is found, one that never saw them is not."""
+"""What a carried teacher gives away: a teacher that was made to learn rows by heart is found, one
+that never saw them is not.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ def trained(rows: list[list[int]], vocab_size: int, steps: int) -> GPT2LMHeadMod
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = GPT2LMHeadModel(tiny_learner(vocab_size))
-    optimizer, batch = torch.optim.Adam(model.parameters(), 0.02), SequenceCollator()([{"input_ids": r} for r in rows])
+    optimizer, batch = (
+        torch.optim.Adam(model.parameters(), 0.02),
+        SequenceCollator()([{"input_ids": r} for r in rows]),
+    )
     for _ in range(steps):
         optimizer.zero_grad()
         model(**batch).loss.backward()
@@ -43,7 +48,9 @@ def canaries() -> np.ndarray:
 @pytest.fixture(scope="module")
 def knowing(sequences, tokenizer, canaries) -> GPT2LMHeadModel:
     """A teacher that has read few sentences, and one canary, again and again."""
-    return trained([*sequences["train"]["input_ids"][:FEW], canaries[0].tolist()], len(tokenizer), 150)
+    return trained(
+        [*sequences["train"]["input_ids"][:FEW], canaries[0].tolist()], len(tokenizer), 150
+    )
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +65,11 @@ def carried(model: GPT2LMHeadModel, **changes) -> FarziData:
 
 def test_a_canary_that_was_learnt_by_heart_is_found_also_after_packing(knowing, ignorant, canaries):
     bits = {}
-    for name, model in (("knowing", knowing), ("packed", carried(knowing).teacher), ("ignorant", ignorant)):
+    for name, model in (
+        ("knowing", knowing),
+        ("packed", carried(knowing).teacher),
+        ("ignorant", ignorant),
+    ):
         losses = row_losses(model, list(canaries))
         bits[name] = exposure(losses[:1], losses[1:]).item()
     assert bits["knowing"] == bits["packed"] == 8.0  # log2(255 + 1): no other is likelier
@@ -66,14 +77,19 @@ def test_a_canary_that_was_learnt_by_heart_is_found_also_after_packing(knowing, 
 
 
 def test_rows_that_were_learnt_by_heart_are_warned_of(sequences, knowing, ignorant):
-    train, held_out = sequences["train"].select(range(FEW)), sequences["train"].select(range(FEW, 80))
+    train, held_out = (
+        sequences["train"].select(range(FEW)),
+        sequences["train"].select(range(FEW, 80)),
+    )
     found = memory_of(carried(knowing), train, held_out)
     assert found["memory_auc"] > 0.99
     assert found["memory_copied"] > found["memory_copied_held_out"] + 0.2
     reasons = "it writes parts of them and its loss tells them from others"
     assert found["memory_warning"] == f"The teacher knows rows of its training data: {reasons}."
     assert f"{100 * found['memory_copied']:.1f} % stand in the training data" in found["memory"]
-    other = memory_of(carried(ignorant), *(sequences["train"].select(range(i, i + 40)) for i in (0, 40)))
+    other = memory_of(
+        carried(ignorant), *(sequences["train"].select(range(i, i + 40)) for i in (0, 40))
+    )
     assert 0.4 < other["memory_auc"] < 0.6
     assert "memory_warning" not in other
     assert memory_of(carried(knowing), train, held_out) == found
@@ -110,7 +126,9 @@ def test_ngrams_and_runs_equal_a_search_by_hand():
         return Rows(generator.integers(0, 3, lengths.sum()), lengths)
 
     def grams(rows: Rows, n: int) -> list[tuple[int, ...]]:
-        return [tuple(row[i : i + n]) for row in rows.each(slice(None)) for i in range(len(row) - n + 1)]
+        return [
+            tuple(row[i : i + n]) for row in rows.each(slice(None)) for i in range(len(row) - n + 1)
+        ]
 
     ours, known = some(30), some(12)
     for n in range(1, 10):
@@ -137,21 +155,35 @@ def test_the_loss_of_a_row_is_that_of_the_row_alone(kind, monkeypatch):
     rows = [np.array([1, 2]), np.array([3, 1, 4, 2]), np.array([2, 4, 1])]
     ids = [torch.tensor(row)[None] for row in rows]
     alone = [
-        torch.nn.functional.cross_entropy(model(input_ids=x, attention_mask=torch.ones_like(x)).logits[0, :-1], x[0, 1:])
+        torch.nn.functional.cross_entropy(
+            model(input_ids=x, attention_mask=torch.ones_like(x)).logits[0, :-1], x[0, 1:]
+        )
         for x in ids
     ]
     np.testing.assert_allclose(row_losses(model, rows), [x.item() for x in alone], rtol=1e-5)
 
 
 def test_the_card_says_it_and_only_of_a_carried_teacher(sequences, tokenizer, tmp_path):
-    settings = {"inputs": "drawn", "labels": "teacher", "storage": "coded5", "max_steps": 0, "packing_steps": 0}
+    settings = {
+        "inputs": "drawn",
+        "labels": "teacher",
+        "storage": "coded5",
+        "max_steps": 0,
+        "packing_steps": 0,
+    }
     few = DatasetDict({**sequences, "train": sequences["train"].select(range(FEW))})
-    trainer = tiny_trainer(tmp_path, few, tokenizer, **settings, teacher_steps=60, teacher_batch_size=FEW)
+    trainer = tiny_trainer(
+        tmp_path, few, tokenizer, **settings, teacher_steps=60, teacher_batch_size=FEW
+    )
     trainer.train()
     trainer.save_model()
     found = trainer.memory()
     metrics = FarziData.from_pretrained(tmp_path).results.metrics
-    assert {name: metrics[name] for name in found} == found == memory_of(trainer.model, *map(few.get, ("train", "validation")), 3)
+    assert (
+        {name: metrics[name] for name in found}
+        == found
+        == memory_of(trainer.model, *map(few.get, ("train", "validation")), 3)
+    )
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert card.count(f"\n- {found['memory_warning']} {found['memory']}\n") == 1
     trainer.eval_dataset = None
@@ -164,6 +196,10 @@ def test_the_card_says_it_and_only_of_a_carried_teacher(sequences, tokenizer, tm
 
 def test_rows_of_users_are_short(tmp_path):
     """Of 8-grams there are none, so shorter ones are counted."""
-    farzi = FarziData.from_teacher(tiny_model("sasrec"), sequence_length=5, frequencies=torch.arange(SMALL))
-    rows = Dataset.from_dict({"input_ids": [[1 + (i + j) % (SMALL - 1) for j in range(4)] for i in range(60)]})
+    farzi = FarziData.from_teacher(
+        tiny_model("sasrec"), sequence_length=5, frequencies=torch.arange(SMALL)
+    )
+    rows = Dataset.from_dict(
+        {"input_ids": [[1 + (i + j) % (SMALL - 1) for j in range(4)] for i in range(60)]}
+    )
     assert memory_of(farzi, rows, rows)["memory"].startswith("Of the 3-grams")

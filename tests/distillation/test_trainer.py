@@ -25,15 +25,23 @@ from farzi_hf.summary import FarziData
 V = 54
 
 
-# -- training --------------------------------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------------------
 
 
 def test_training_makes_students_better(make):
-    """From soft tokens near uniform to a summary that beats them on data that distillation has not seen."""
+    """From soft tokens near uniform to a summary that beats them on data that distillation has not
+    seen.
+    """
     trainer = make(
-        initialization="random", max_steps=15, learning_rate=0.2, inner_steps=8, inner_steps_min=None,
-        window=None, inner_learning_rate=0.1, inner_epsilon=1e-2,
-    )  # fmt: skip
+        initialization="random",
+        max_steps=15,
+        learning_rate=0.2,
+        inner_steps=8,
+        inner_steps_min=None,
+        window=None,
+        inner_learning_rate=0.1,
+        inner_epsilon=1e-2,
+    )
     before = trainer.evaluate()
     trainer.train()
     after = trainer.evaluate()
@@ -43,7 +51,10 @@ def test_training_makes_students_better(make):
 
 
 def test_a_tokenizer_as_the_task_is_named(make, tokenizer):
-    with pytest.raises(TypeError, match=r"^task is TokenizersBackend; give a task, such as LanguageModeling\(tokenizer\)"):
+    with pytest.raises(
+        TypeError,
+        match=r"^task is TokenizersBackend; give a task, such as LanguageModeling\(tokenizer\)",
+    ):
         make({"task": tokenizer, "processing_class": None})
 
 
@@ -59,7 +70,9 @@ def test_a_summary_that_is_larger_than_its_data_is_said(make, sequences, caplog,
         "label_dim": 2,
     }
     make({"train_dataset": rows}, **settings).train()
-    said = [record.getMessage() for record in caplog.records if "more than the" in record.getMessage()]
+    said = [
+        record.getMessage() for record in caplog.records if "more than the" in record.getMessage()
+    ]
     assert len(said) == larger
     assert all("of the ids in train_dataset" in line for line in said)
 
@@ -143,7 +156,7 @@ def test_columns_that_the_learner_does_not_read_are_dropped(make, text, sequence
     assert logged(trainer, "grad_norm")[0] > 0
 
 
-# -- gradients that are not finite -----------------------------------------------------------------------------------
+# -- gradients that are not finite -----------------------------------------------------------------
 
 
 class Record(TrainerCallback):
@@ -157,11 +170,17 @@ class Record(TrainerCallback):
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted(make):
-    """In the third step, when the optimizer's moments would still move the summary; and where one of two micro-batches has it."""
+    """In the third step, when the optimizer's moments would still move the summary; and where one
+    of two micro-batches has it.
+    """
     record = Record()
     trainer = make(
-        {"callbacks": [record]}, max_steps=4, weight_decay=0.1, gradient_accumulation_steps=2, per_device_train_batch_size=20
-    )  # fmt: skip
+        {"callbacks": [record]},
+        max_steps=4,
+        weight_decay=0.1,
+        gradient_accumulation_steps=2,
+        per_device_train_batch_size=20,
+    )
     trainer.objective = PoisonedGradient(trainer.objective, calls=(4,))
     trainer.train()
     assert all(map(torch.equal, record.steps[1], record.steps[2]))
@@ -173,10 +192,15 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(make):
 
 
 def test_a_gradient_of_infinite_norm_is_skipped_and_counted(make):
-    """Each of its entries is finite; clipping would make zeros of them, and the run would end well, having done nothing."""
+    """Each of its entries is finite; clipping would make zeros of them, and the run would end well,
+    having done nothing.
+    """
     trainer = make(max_steps=4, tau=1e-30, max_non_finite=2, save_strategy="steps", save_steps=1)
     start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    message = "3 meta-gradients were not finite, more than max_non_finite=2; begin a new run .*smaller inner_learning_rate, learning_rate"
+    message = (
+        "3 meta-gradients were not finite, more than max_non_finite=2; begin a new run .*smaller"
+        " inner_learning_rate, learning_rate"
+    )
     with pytest.raises(FloatingPointError, match=message):
         trainer.train()
     assert logged(trainer, "non_finite_steps") == [1, 2]
@@ -191,7 +215,10 @@ def test_a_loss_that_is_not_finite_shows_in_the_log(make, every):
     objective, factors = trainer.objective, iter([1, 1, np.nan, 1])
     trainer.objective = lambda *args: objective(*args) * next(factors)
     output = trainer.train()
-    assert np.isnan(logged(trainer, "loss")).tolist() == [False, False, every == 1, False][-4 // every :]
+    assert (
+        np.isnan(logged(trainer, "loss")).tolist()
+        == [False, False, every == 1, False][-4 // every :]
+    )
     assert np.isfinite(output.training_loss)
     assert logged(trainer, "non_finite_steps")[-1] == 1
 
@@ -206,7 +233,12 @@ def test_a_step_that_cannot_be_run_backwards_is_skipped_and_counted(make, caplog
         retrace(*arguments)
 
     monkeypatch.setattr(Reversible, "retrace", failing)
-    trainer = make(max_steps=2, adjoint="reversible", gradient_accumulation_steps=2, per_device_train_batch_size=20)
+    trainer = make(
+        max_steps=2,
+        adjoint="reversible",
+        gradient_accumulation_steps=2,
+        per_device_train_batch_size=20,
+    )
     trainer.train()
     assert logged(trainer, "non_finite_steps") == [1, 1]
     assert "Step 0: other bits." in caplog.text
@@ -219,10 +251,13 @@ def test_a_learner_without_room_in_the_adjoint_is_a_skipped_step(make, caplog):
     trainer.train()
     assert logged(trainer, "non_finite_steps") == [1, 2]
     assert all(map(torch.equal, tensors(trainer), start))
-    assert "the learner diverged: adjoint=Reversible() holds its states in integers with room for" in caplog.text
+    assert (
+        "the learner diverged: adjoint=Reversible() holds its states in integers with room for"
+        in caplog.text
+    )
 
 
-# -- artefact --------------------------------------------------------------------------------------------------------
+# -- artefact --------------------------------------------------------------------------------------
 
 
 def test_the_artefact_loads_everywhere(make, tmp_path, tokenizer):
@@ -239,10 +274,14 @@ def test_the_artefact_loads_everywhere(make, tmp_path, tokenizer):
     assert np.array(rows["latents"]).shape == (4, 8, 4)
     assert all(rows["text"])
     recipe = yaml.safe_load(Path(folder, "recipe.yaml").read_text(encoding="utf-8"))
-    learner = AutoConfig.for_model(**{**recipe.pop("learner"), "use_cache": True})  # which the inner loop turns off
+    learner = AutoConfig.for_model(
+        **{**recipe.pop("learner"), "use_cache": True}
+    )  # which the inner loop turns off
     assert learner.to_dict() == tiny_learner(V).to_dict()
     assert recipe.pop("dataset") is None  # the rows were given in Python
-    with pytest.raises(ValueError, match="dataset=None: the summary of this recipe was distilled in Python"):
+    with pytest.raises(
+        ValueError, match="dataset=None: the summary of this recipe was distilled in Python"
+    ):
         RunSettings(dataset=None)
     assert recipe == trainer.args.to_recipe()
     saved = yaml.safe_load(Path(folder, "metrics.json").read_text(encoding="utf-8"))
@@ -262,7 +301,10 @@ def test_the_artefact_claims_no_metrics_of_numbers_that_its_file_rounds(make, tm
 
 @pytest.mark.parametrize("items", [None, [f"item {i}" for i in range(V)]])
 def test_a_summary_without_tokenizer_or_of_named_items(make, tokenizer, items):
-    given = {"processing_class": items, "data_collator": DataCollatorForLanguageModeling(tokenizer, mlm=False)}
+    given = {
+        "processing_class": items,
+        "data_collator": DataCollatorForLanguageModeling(tokenizer, mlm=False),
+    }
     trainer = make(given, max_steps=1, save_strategy="steps", save_steps=1)
     trainer.train()
     trainer.save_model()
@@ -273,7 +315,9 @@ def test_going_on_with_a_saved_summary(make):
     first = make(max_steps=1)
     first.train()
     first.save_model()
-    second = make({"farzi_data": FarziData.from_pretrained(first.args.output_dir)}, max_steps=1, inner_steps=6)
+    second = make(
+        {"farzi_data": FarziData.from_pretrained(first.args.output_dir)}, max_steps=1, inner_steps=6
+    )
     assert second.model.fingerprint() == first.model.fingerprint()
     second.train()
     assert second.model.config.inner["steps"] == 6

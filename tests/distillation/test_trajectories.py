@@ -13,7 +13,13 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from farzi_hf.distillation import Learner, PretrainedStarts, TrajectoryBank, record_trajectories, trajectories
+from farzi_hf.distillation import (
+    Learner,
+    PretrainedStarts,
+    TrajectoryBank,
+    record_trajectories,
+    trajectories,
+)
 from farzi_hf.distillation.trajectories import MANIFEST
 from farzi_hf.engine import InnerAdam, InnerSGD
 
@@ -24,9 +30,17 @@ SETTINGS = {"num": 3, "steps": 6, "save_every": 2, "batch_size": 4, "seed": 7}
 
 def gpt2(**settings) -> GPT2LMHeadModel:
     config = {
-        "vocab_size": V, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None,
-    }  # fmt: skip
+        "vocab_size": V,
+        "n_positions": 8,
+        "n_embd": 8,
+        "n_layer": 1,
+        "n_head": 2,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
     return GPT2LMHeadModel(GPT2Config(**{**config, **settings})).double()
 
 
@@ -49,8 +63,12 @@ def learner() -> Learner:
 def record(learner, tmp_path):
     """Into `tmp_path / "omega"`, with any argument replaced."""
 
-    def call(*, learner=learner, optimizer=ADAM, data=None, folder=tmp_path / "omega", **settings) -> TrajectoryBank:
-        return record_trajectories(learner, optimizer, data or sequences(), collate, folder, **{**SETTINGS, **settings})
+    def call(
+        *, learner=learner, optimizer=ADAM, data=None, folder=tmp_path / "omega", **settings
+    ) -> TrajectoryBank:
+        return record_trajectories(
+            learner, optimizer, data or sequences(), collate, folder, **{**SETTINGS, **settings}
+        )
 
     return call
 
@@ -67,7 +85,7 @@ def all_checkpoints(bank: TrajectoryBank) -> list[Tensor]:
     ]
 
 
-# -- recording -------------------------------------------------------------------------------------------------------
+# -- recording -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", [ADAM, SGD], ids=["adam", "sgd"])
@@ -90,11 +108,15 @@ def test_a_trajectory_is_training_on_real_data(record, optimizer):
             if step % 2 == 0:
                 recorded = bank.checkpoint(trajectory, step)
                 for name, parameter in model.named_parameters():
-                    torch.testing.assert_close(recorded[name], parameter.detach(), rtol=1e-9, atol=1e-11)
+                    torch.testing.assert_close(
+                        recorded[name], parameter.detach(), rtol=1e-9, atol=1e-11
+                    )
 
 
 def test_trajectories_start_and_go_on_differently(record, tmp_path):
-    checkpoints, again = (torch.stack(all_checkpoints(record(folder=tmp_path / name))) for name in ("one", "again"))
+    checkpoints, again = (
+        torch.stack(all_checkpoints(record(folder=tmp_path / name))) for name in ("one", "again")
+    )
     assert len(checkpoints) == len(checkpoints.unique(dim=0)) == 3 * 4
     assert torch.equal(checkpoints, again)
     other = torch.stack(all_checkpoints(record(folder=tmp_path / "other", seed=8)))
@@ -117,8 +139,10 @@ def test_recording_goes_on_where_it_was_killed(record, tmp_path, monkeypatch):
         record()
     folder = tmp_path / "omega"
     assert sorted(path.name for path in folder.iterdir()) == [
-        MANIFEST, "trajectory-00000.safetensors", "trajectory-00001.safetensors",
-    ]  # fmt: skip
+        MANIFEST,
+        "trajectory-00000.safetensors",
+        "trajectory-00001.safetensors",
+    ]
     monkeypatch.setattr(trajectories, "save_file", save_file)
     times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     bank = record()
@@ -137,7 +161,7 @@ def test_recording_goes_on_where_it_was_killed(record, tmp_path, monkeypatch):
         ({"learner": Learner(partial(gpt2, n_head=1))}, "model"),
     ],
     ids=["seed", "optimizer", "data", "model"],
-)  # fmt: skip
+)
 def test_a_folder_recorded_otherwise_is_refused_and_left_alone(record, tmp_path, change, name):
     record(num=1)
     before = {path: path.read_bytes() for path in (tmp_path / "omega").iterdir()}
@@ -151,7 +175,11 @@ def test_a_folder_recorded_otherwise_is_refused_and_left_alone(record, tmp_path,
     [
         ({"num": 0}, ValueError, "num=0, .*give 1 or more"),
         ({"save_every": 4}, ValueError, "steps=6 and save_every=4: .*steps a multiple"),
-        ({"data": Dataset.from_dict({"input_ids": [[1, 2, V]]})}, ValueError, f"holds id {V}, outside 0"),
+        (
+            {"data": Dataset.from_dict({"input_ids": [[1, 2, V]]})},
+            ValueError,
+            f"holds id {V}, outside 0",
+        ),
         (
             {"optimizer": InnerSGD(lr=1e300)},
             FloatingPointError,
@@ -166,15 +194,21 @@ def test_what_cannot_be_recorded_leaves_no_trajectory(record, tmp_path, change, 
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (partial(gpt2, n_inner=48), r"parameter transformer\.h\.0\.mlp\.c_fc\.weight is .*32.* there, .*48"),
+        (
+            partial(gpt2, n_inner=48),
+            r"parameter transformer\.h\.0\.mlp\.c_fc\.weight is .*32.* there, .*48",
+        ),
         (partial(gpt2, n_layer=2), r"parameter transformer\.h\.1\.ln_1\.weight is missing there"),
-        (lambda: gpt2().float(), r"parameter transformer\.wte\.weight is .*float64.* there, .*float32"),
+        (
+            lambda: gpt2().float(),
+            r"parameter transformer\.wte\.weight is .*float64.* there, .*float32",
+        ),
         (partial(gpt2, n_head=1), "config's n_head is 2 there, 1 in the learner"),
     ],
 )
@@ -192,12 +226,14 @@ def test_a_folder_without_trajectories_is_refused(record, tmp_path):
     assert len(TrajectoryBank(tmp_path / "omega", 1)) == 1
     with pytest.raises(ValueError, match="has 2 of the first 3 trajectories"):
         TrajectoryBank(tmp_path / "omega", 3)
-    (tmp_path / "omega" / "trajectory-00000.safetensors").unlink()  # as an interrupted recording by several processes
+    (
+        tmp_path / "omega" / "trajectory-00000.safetensors"
+    ).unlink()  # as an interrupted recording by several processes
     with pytest.raises(ValueError, match="has 1 of the first 1"):
         TrajectoryBank(tmp_path / "omega", 1)
 
 
-# -- sampling --------------------------------------------------------------------------------------------------------
+# -- sampling --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -208,7 +244,9 @@ def drawn(record, monkeypatch):
     return bank
 
 
-@pytest.mark.parametrize(("last_step", "steps"), [(None, (0, 2, 4, 6)), (3, (0, 2)), (99, (0, 2, 4, 6))])
+@pytest.mark.parametrize(
+    ("last_step", "steps"), [(None, (0, 2, 4, 6)), (3, (0, 2)), (99, (0, 2, 4, 6))]
+)
 def test_trajectories_and_early_checkpoints_are_drawn_uniformly(drawn, last_step, steps):
     seeds = np.random.SeedSequence(0).generate_state(3000).tolist()
     counts = Counter(drawn.sample(seed, last_step) for seed in seeds)
@@ -223,9 +261,13 @@ def test_segments_are_of_one_training_and_of_all_starts_that_leave_room(drawn):
     segments = [drawn.segment(seed, 4) for seed in range(200)]
     assert {(start, end) for (_, start), (_, end) in segments} == {(0, 4), (2, 6)}
     assert all(first == second for (first, _), (second, _) in segments)
-    assert {start for (_, start), _ in (drawn.segment(seed, 4, last_step=1) for seed in range(50))} == {0}
+    assert {
+        start for (_, start), _ in (drawn.segment(seed, 4, last_step=1) for seed in range(50))
+    } == {0}
     for steps in (3, 0, 8):
-        with pytest.raises(ValueError, match=f"steps={steps}: .* has checkpoints every 2 steps up to 6"):
+        with pytest.raises(
+            ValueError, match=f"steps={steps}: .* has checkpoints every 2 steps up to 6"
+        ):
             drawn.segment(0, steps)
 
 
@@ -235,5 +277,9 @@ def test_a_share_of_the_starts_is_fresh(record, learner):
     for fresh, least, most in ((0.0, 0, 0), (0.3, 0.15, 0.45), (1.0, 1, 1)):
         starts = PretrainedStarts(bank, fresh, last_step=2)
         drawn = [flat(starts(learner, seed)) for seed in range(100)]
-        assert least <= sum(not any(torch.equal(x, known) for known in recorded) for x in drawn) / 100 <= most
+        assert (
+            least
+            <= sum(not any(torch.equal(x, known) for known in recorded) for x in drawn) / 100
+            <= most
+        )
     assert torch.equal(drawn[5], flat(learner.initial_parameters(5)))

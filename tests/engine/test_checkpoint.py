@@ -18,7 +18,10 @@ def fewest_advances(steps: int, slots: int) -> int:
     """Steps forward that a reversal takes at least, by dynamic programming over all schedules."""
     if steps == 1 or slots == 1:
         return steps * (steps - 1) // 2
-    return min(m + fewest_advances(steps - m, slots - 1) + fewest_advances(m, slots) for m in range(1, steps))
+    return min(
+        m + fewest_advances(steps - m, slots - 1) + fewest_advances(m, slots)
+        for m in range(1, steps)
+    )
 
 
 def before_the_last_state(steps: int, slots: int) -> int:
@@ -39,9 +42,13 @@ def test_checkpoints_take_as_few_steps_again_as_any_schedule(steps: int, slots: 
         return problem.inner_loss(params, inputs, step)
 
     adjoint = Checkpoint(slots)
-    outer_loss(unroll(inner_loss, *problem.arguments[1:], optimizer=ADAM, steps=steps, adjoint=adjoint)).backward()
+    outer_loss(
+        unroll(inner_loss, *problem.arguments[1:], optimizer=ADAM, steps=steps, adjoint=adjoint)
+    ).backward()
     slots = adjoint._slots(steps)
-    assert calls == steps + fewest_advances(steps, slots) - before_the_last_state(steps, slots) + steps
+    assert (
+        calls == steps + fewest_advances(steps, slots) - before_the_last_state(steps, slots) + steps
+    )
 
 
 def test_bad_slots() -> None:

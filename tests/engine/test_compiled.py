@@ -22,12 +22,17 @@ from farzi_hf.engine.compiled_loop import CompiledLoop, row_of_step
 def test_compiled_steps_give_the_same_gradient_and_are_compiled_once() -> None:
     name, stats = "adamw_clipped", torch._dynamo.utils.counters["stats"]
     for steps, adjoint in ((7, Tape()), (9, Reversible())):
-        problem, compiled = mp.mlp(), stats["unique_graphs"]  # another loss function, of the same code, every time
+        problem, compiled = (
+            mp.mlp(),
+            stats["unique_graphs"],
+        )  # another loss function, of the same code, every time
         found = meta_gradient(problem, OPTIMIZERS[name], steps, adjoint=adjoint, torch_compile=True)
         assert_exact(problem, found, reference("mlp", name, steps), adjoint)
     assert compiled, "there was something to compile"
     twice = torch.__version__.startswith("2.8.")  # it compiles one part of the first training twice
-    assert stats["unique_graphs"] <= compiled + twice, "other tensors and more steps need no new code"
+    assert stats["unique_graphs"] <= compiled + twice, (
+        "other tensors and more steps need no new code"
+    )
 
 
 @pytest.mark.slow
@@ -42,20 +47,27 @@ def test_a_compiled_network(adjoint: Adjoint) -> None:
 
 
 def test_direct_cannot_be_compiled() -> None:
-    with pytest.raises(ValueError, match=r"adjoint=Direct\(\) needs autograd's graphs.*torch_compile=True.*Tape\(\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"adjoint=Direct\(\) needs autograd's graphs.*torch_compile=True.*Tape\(\)",
+    ):
         unroll(*mp.mlp().arguments, optimizer=ADAM, steps=2, adjoint=Direct(), torch_compile=True)
 
 
-# -- a mode of torch.compile, as for CUDA graphs ---------------------------------------------------------------------
+# -- a mode of torch.compile, as for CUDA graphs ---------------------------------------------------
 
 
 def table_problem() -> mp.MetaProblem:
-    """Its loss reads the rows of a step from a table, as `torch_compile="reduce-overhead"` asks for."""
+    """Its loss reads the rows of a step from a table, as `torch_compile="reduce-overhead"` asks
+    for.
+    """
     problem = mp.mlp()
     x, y, _ = problem.inputs
     rows = torch.randint(len(x), (7, 4), generator=torch.Generator().manual_seed(0))
 
-    def inner_loss(params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int | Tensor) -> Tensor:
+    def inner_loss(
+        params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int | Tensor
+    ) -> Tensor:
         chosen = row_of_step(rows, step)
         hidden = torch.tanh(inputs[0][chosen] @ params["in"] + params["bias"]) * params["frozen"]
         return (hidden @ params["out"] - inputs[1][chosen]).square().mean()
@@ -64,13 +76,16 @@ def table_problem() -> mp.MetaProblem:
 
 
 ways = pytest.mark.parametrize(
-    ("name", "adjoint"), [("adamw_clipped", Tape()), ("adam", Reversible()), ("sgd_momentum", Checkpoint(slots=2))]
+    ("name", "adjoint"),
+    [("adamw_clipped", Tape()), ("adam", Reversible()), ("sgd_momentum", Checkpoint(slots=2))],
 )
 
 
 @pytest.fixture
 def modes(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """Those that are asked for, of each call. Nothing is compiled, because to import the compiler takes seconds; "lite" fails."""
+    """Those that are asked for, of each call. Nothing is compiled, because to import the compiler
+    takes seconds; "lite" fails.
+    """
 
     def call(loop: CompiledLoop, function: Callable, *args: Any, mode: str | None = None) -> Any:
         asked.append(mode)
@@ -86,14 +101,22 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 
 
 @ways
-def test_a_mode_is_passed_on_and_gives_the_same_gradient(name: str, adjoint: Adjoint, modes: list) -> None:
+def test_a_mode_is_passed_on_and_gives_the_same_gradient(
+    name: str, adjoint: Adjoint, modes: list
+) -> None:
     problem, expected = table_problem(), table_problem()
-    found = meta_gradient(problem, OPTIMIZERS[name], 7, adjoint=adjoint, torch_compile="reduce-overhead")
-    assert_exact(problem, found, meta_gradient(expected, OPTIMIZERS[name], 7, adjoint=Tape()), adjoint)
+    found = meta_gradient(
+        problem, OPTIMIZERS[name], 7, adjoint=adjoint, torch_compile="reduce-overhead"
+    )
+    assert_exact(
+        problem, found, meta_gradient(expected, OPTIMIZERS[name], 7, adjoint=Tape()), adjoint
+    )
     assert set(modes) == {"reduce-overhead"}
 
 
-def test_a_mode_that_fails_is_said_once_and_steps_go_on_without_it(modes: list, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_mode_that_fails_is_said_once_and_steps_go_on_without_it(
+    modes: list, caplog: pytest.LogCaptureFixture
+) -> None:
     problem, expected = table_problem(), table_problem()
     found = meta_gradient(problem, ADAM, 7, adjoint=Tape(), torch_compile="lite")
     assert_exact(problem, found, meta_gradient(expected, ADAM, 7, adjoint=Tape()), Tape())
@@ -108,6 +131,10 @@ def test_a_mode_that_fails_is_said_once_and_steps_go_on_without_it(modes: list, 
 @ways
 def test_steps_compiled_in_a_mode(name: str, adjoint: Adjoint) -> None:
     problem, expected = table_problem(), table_problem()
-    found = meta_gradient(problem, OPTIMIZERS[name], 7, adjoint=adjoint, torch_compile="reduce-overhead")
-    assert_exact(problem, found, meta_gradient(expected, OPTIMIZERS[name], 7, adjoint=Tape()), adjoint)
+    found = meta_gradient(
+        problem, OPTIMIZERS[name], 7, adjoint=adjoint, torch_compile="reduce-overhead"
+    )
+    assert_exact(
+        problem, found, meta_gradient(expected, OPTIMIZERS[name], 7, adjoint=Tape()), adjoint
+    )
     assert not compiled_loop._FAILED

@@ -1,4 +1,6 @@
-"""Integer states: they follow the optimizer in floating point, come back bit for bit, and keep little to do so."""
+"""Integer states: they follow the optimizer in floating point, come back bit for bit, and keep
+little to do so.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSGD
-from farzi_hf.engine.adjoints.fixed_point import LARGEST_GRADIENT, Bounds, DecayingSum, FixedPointState
+from farzi_hf.engine.adjoints.fixed_point import (
+    LARGEST_GRADIENT,
+    Bounds,
+    DecayingSum,
+    FixedPointState,
+)
 from farzi_hf.engine.devices import PORTIONS
 
 
@@ -38,18 +45,27 @@ decays = st.one_of(st.floats(1 / 16, 0.9999), st.sampled_from([1 / 16, 0.5, 0.9,
 rates = st.floats(1e-5, 0.1)
 optimizers = st.one_of(
     st.builds(
-        InnerAdam, lr=rates, betas=st.tuples(decays, decays), eps=st.sampled_from([1e-3, 1e-8, 1e-12]),
-        eps_root=st.sampled_from([0.0, 1e-8]), weight_decay=st.sampled_from([0.0, 0.1]),
+        InnerAdam,
+        lr=rates,
+        betas=st.tuples(decays, decays),
+        eps=st.sampled_from([1e-3, 1e-8, 1e-12]),
+        eps_root=st.sampled_from([0.0, 1e-8]),
+        weight_decay=st.sampled_from([0.0, 0.1]),
     ),
     st.builds(InnerSGD, lr=rates, momentum=decays, weight_decay=st.sampled_from([0.0, 0.1])),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
-    optimizer=optimizers, size=st.integers(1, 50), steps=st.integers(1, 60), before=st.integers(0, 9), magnitude=st.floats(-12, 3),
-    dtype=st.sampled_from([torch.float32, torch.float64]), seed=st.integers(0, 1000),
-)  # fmt: skip
+    optimizer=optimizers,
+    size=st.integers(1, 50),
+    steps=st.integers(1, 60),
+    before=st.integers(0, 9),
+    magnitude=st.floats(-12, 3),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 1000),
+)
 def test_comes_back_bit_for_bit(optimizer, size, steps, before, magnitude, dtype, seed) -> None:
     """From any start, accumulators that hold something among them, as at the edge of a window."""
     start = tuple(x.abs().to(dtype) for x in normal(optimizer.fields, size, seed=seed))
@@ -67,9 +83,16 @@ def test_comes_back_bit_for_bit(optimizer, size, steps, before, magnitude, dtype
 def changing(steps: int, size: int) -> list[Tensor]:
     """Gradients that are zero, all but zero, huge, ordinary, and that grow and shrink by 10^8."""
     kinds = [
-        lambda t: 0.0, lambda t: 1e-30, lambda t: 1e-12, lambda t: 1e-8, lambda t: 1e-2, lambda t: 1e6,
-        lambda t: 10 ** (8 * t / steps - 4), lambda t: 10 ** (4 - 8 * t / steps), lambda t: 1e4 if t == steps // 2 else 1e-4,
-    ]  # fmt: skip
+        lambda t: 0.0,
+        lambda t: 1e-30,
+        lambda t: 1e-12,
+        lambda t: 1e-8,
+        lambda t: 1e-2,
+        lambda t: 1e6,
+        lambda t: 10 ** (8 * t / steps - 4),
+        lambda t: 10 ** (4 - 8 * t / steps),
+        lambda t: 1e4 if t == steps // 2 else 1e-4,
+    ]
     scales = torch.tensor([[kind(t) for kind in kinds] for t in range(steps)], dtype=torch.float64)
     noise = normal(steps, len(kinds), size, seed=0) + 0.3
     return list((scales[:, :, None] * noise).flatten(1).float())
@@ -97,7 +120,9 @@ def test_follows_floating_point_to_float32_rounding(name: str) -> None:
     ulp = torch.finfo(torch.float32).eps * exact[0].abs().clamp(min=1.0)
     error = ((state.weights.double() - exact[0]).abs() / ulp).max()
     assert error <= 4, "four roundings of a float32, after hundreds of steps"
-    assert error <= ((single[0].double() - exact[0]).abs() / ulp).nan_to_num(math.inf).max() + 1, "as float32"
+    assert error <= ((single[0].double() - exact[0]).abs() / ulp).nan_to_num(math.inf).max() + 1, (
+        "as float32"
+    )
 
 
 @pytest.mark.parametrize(("beta", "expected"), [(0.9, 0.152), (0.5, 1.0), (0.999, 0.0015)])
@@ -118,7 +143,9 @@ def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     states = []
     for chunk in (1 << 18, 7):
         monkeypatch.setitem(PORTIONS, "cpu", PORTIONS["cpu"]._replace(integers=chunk))
-        states.append(FixedPointState(optimizer, optimizer.init(torch.ones(len(gradients[0]))), 0, Bounds()))
+        states.append(
+            FixedPointState(optimizer, optimizer.init(torch.ones(len(gradients[0]))), 0, Bounds())
+        )
         there(states[-1], gradients)
     assert all(map(torch.equal, *map(integers, states)))
 
@@ -129,7 +156,9 @@ def test_the_largest_gradients_have_room_at_every_step(optimizer: InnerOptimizer
     exact = state = optimizer.init(torch.zeros(3, dtype=torch.float64))
     held = FixedPointState(optimizer, state, 0, Bounds())
     for t in range(1, 1201):
-        g = torch.tensor([LARGEST_GRADIENT, -LARGEST_GRADIENT, LARGEST_GRADIENT * (-1) ** t], dtype=torch.float64)
+        g = torch.tensor(
+            [LARGEST_GRADIENT, -LARGEST_GRADIENT, LARGEST_GRADIENT * (-1) ** t], dtype=torch.float64
+        )
         held.step(g, t, optimizer.lr)
         exact = optimizer.step(exact, g, t, optimizer.lr)
     for found, expected in zip(held.accumulators(slice(None), 1200), exact[1:], strict=True):
@@ -143,7 +172,9 @@ def test_limbs_are_added_when_gradients_need_them_and_all_comes_back() -> None:
     state = FixedPointState(optimizer, optimizer.init(normal(size, seed=1)), 0, Bounds())
     start = integers(state)
     there(state, gradients[:50])
-    assert [len(total.limbs) for total in state.sums] == [1, 1], "16 bytes in all, for ordinary gradients"
+    assert [len(total.limbs) for total in state.sums] == [1, 1], (
+        "16 bytes in all, for ordinary gradients"
+    )
     there(state, gradients, taken=50)
     assert [len(total.limbs) for total in state.sums] == [3, 5]
     back(state, gradients)
@@ -152,8 +183,12 @@ def test_limbs_are_added_when_gradients_need_them_and_all_comes_back() -> None:
 
 
 @pytest.mark.parametrize(("room", "limbs"), [(1.0, 1), (1e10, 2), (1e30, 3), (1e60, 5), (1e90, 6)])
-def test_small_numbers_of_either_sign_keep_their_value_beside_any_room(room: float, limbs: int) -> None:
-    """A negative X was -1 and two limbs of almost 2^62, which cancelled where they became floating-point numbers."""
+def test_small_numbers_of_either_sign_keep_their_value_beside_any_room(
+    room: float, limbs: int
+) -> None:
+    """A negative X was -1 and two limbs of almost 2^62, which cancelled where they became
+    floating-point numbers.
+    """
     x = torch.tensor([-1e-3, 1e-3, -1e-12, 1e-12, -0.3, 0.0, -1.0]).double()
     total = DecayingSum(torch.zeros(len(x)), 0.9, resolution=50, bound=0.0)
     total.reserve(room)

@@ -1,4 +1,6 @@
-"""No call of `unroll` leaves memory behind, and an adjoint is chosen by estimates that are roughly right."""
+"""No call of `unroll` leaves memory behind, and an adjoint is chosen by estimates that are roughly
+right.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from meta_problems import ADAM
 from torch import Tensor
 
 from farzi_hf import engine
-from farzi_hf.engine import Adjoint, Checkpoint, InnerAdam, InnerOptimizer, InnerSGD, Reversible, Tape, unroll
+from farzi_hf.engine import (
+    Adjoint,
+    Checkpoint,
+    InnerAdam,
+    InnerOptimizer,
+    InnerSGD,
+    Reversible,
+    Tape,
+    unroll,
+)
 from farzi_hf.engine.adjoints.base import graph_bytes
 from farzi_hf.engine.inner_loop import InnerLoop, Layout
 
@@ -31,7 +42,12 @@ def _loss(params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int) -> T
 def _growth(calls: int, adjoint: Adjoint | None, torch_compile: bool = False) -> int:
     """Bytes by which the process grows in so many calls, after ten."""
     x, process = torch.randn(ROWS, 64, requires_grad=True), psutil.Process()
-    options = {"optimizer": InnerAdam(lr=0.01), "steps": 2, "adjoint": adjoint, "torch_compile": torch_compile}
+    options = {
+        "optimizer": InnerAdam(lr=0.01),
+        "steps": 2,
+        "adjoint": adjoint,
+        "torch_compile": torch_compile,
+    }
     for call in range(10 + calls):
         if call == 10:
             before = process.memory_info().rss
@@ -47,19 +63,32 @@ ADJOINTS = [None, *(kind() for kind in engine.ADJOINTS.values())]
 @pytest.mark.parametrize("adjoint", ADJOINTS, ids=repr)
 @pytest.mark.parametrize(
     ("calls", "torch_compile"),
-    [(50, False), pytest.param(1000, False, marks=pytest.mark.slow), pytest.param(1000, True, marks=pytest.mark.slow)],
+    [
+        (50, False),
+        pytest.param(1000, False, marks=pytest.mark.slow),
+        pytest.param(1000, True, marks=pytest.mark.slow),
+    ],
 )
-def test_many_calls_use_the_memory_of_ten(calls: int, torch_compile: bool, adjoint: Adjoint | None) -> None:
+def test_many_calls_use_the_memory_of_ten(
+    calls: int, torch_compile: bool, adjoint: Adjoint | None
+) -> None:
     if torch_compile and adjoint and adjoint.needs_graphs:
         pytest.skip("it keeps graphs, which compiled code does without")
     assert _growth(calls, adjoint, torch_compile) < calls * GRAPH / (5 if calls == 50 else 10)
 
 
 @pytest.mark.parametrize("steps", [4, 12])
-@pytest.mark.parametrize("adjoint", [kind() for kind in engine.ADJOINTS.values() if kind.share], ids=repr)
-@pytest.mark.parametrize("rows", [2, 32, 128], ids=["large weights", "as large activations", "large activations"])
+@pytest.mark.parametrize(
+    "adjoint", [kind() for kind in engine.ADJOINTS.values() if kind.share], ids=repr
+)
+@pytest.mark.parametrize(
+    "rows", [2, 32, 128], ids=["large weights", "as large activations", "large activations"]
+)
 def test_the_estimated_memory_is_roughly_right(adjoint: Adjoint, rows: int, steps: int) -> None:
-    x, w = torch.randn(rows, 32, requires_grad=True), {"w": torch.randn(32, 1024, requires_grad=True)}
+    x, w = (
+        torch.randn(rows, 32, requires_grad=True),
+        {"w": torch.randn(32, 1024, requires_grad=True)},
+    )
     optimizer = InnerAdam(lr=0.01, weight_decay=0.1)
     layout = Layout.of(w, optimizer)
     loop = InnerLoop(_loss, optimizer, layout, steps, steps, 1, {})
@@ -74,14 +103,24 @@ def test_the_estimated_memory_is_roughly_right(adjoint: Adjoint, rows: int, step
 @pytest.mark.parametrize(
     ("optimizer", "room", "expected"),
     [
-        (ADAM, 1e9, "GradientGraphs"), (ADAM, 1e5, "Tape"), (ADAM, 1.2e4, "Reversible"), (InnerSGD(lr=0.1), 1.2e4, "Checkpoint"),
+        (ADAM, 1e9, "GradientGraphs"),
+        (ADAM, 1e5, "Tape"),
+        (ADAM, 1.2e4, "Reversible"),
+        (InnerSGD(lr=0.1), 1.2e4, "Checkpoint"),
         (ADAM, 10, "Reversible"),
     ],
-)  # fmt: skip
+)
 def test_without_an_adjoint_the_fastest_that_fits_is_taken(
-    optimizer: InnerOptimizer, room: float, expected: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:  # fmt: skip
-    known = {name: engine.ADJOINTS[name] for name in ("gradient_graphs", "tape", "reversible", "checkpoint")}
+    optimizer: InnerOptimizer,
+    room: float,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    known = {
+        name: engine.ADJOINTS[name]
+        for name in ("gradient_graphs", "tape", "reversible", "checkpoint")
+    }
     monkeypatch.setitem(unroll.__globals__, "ADJOINTS", known)  # whatever else there is
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=4 * room))
     unroll.__globals__["_log_once"].cache_clear()
@@ -100,7 +139,10 @@ def test_without_an_adjoint_the_fastest_that_fits_is_taken(
 @pytest.mark.parametrize("adjoint", [Tape(), Checkpoint(), Reversible()], ids=repr)
 def test_parts_of_a_loss_take_the_memory_of_one(adjoint: Adjoint) -> None:
     """Two graphs of eight: a part's, and its derivative's."""
-    inputs, w = tuple(torch.randn(8, 256, 32, requires_grad=True)), {"w": torch.randn(32, 256, requires_grad=True)}
+    inputs, w = (
+        tuple(torch.randn(8, 256, 32, requires_grad=True)),
+        {"w": torch.randn(32, 256, requires_grad=True)},
+    )
 
     def parts(params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int) -> Iterator[Tensor]:
         return (_loss(params, (x,), step) for x in inputs)

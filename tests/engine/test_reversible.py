@@ -28,7 +28,9 @@ from farzi_hf.engine.adjoints.fixed_point import Bounds
 
 
 def test_reversal_of_many_steps_ends_at_the_start() -> None:
-    meta_gradient(mp.gpt2(torch.float32), ADAM, 80, adjoint=Reversible())  # it raises if one bit is wrong
+    meta_gradient(
+        mp.gpt2(torch.float32), ADAM, 80, adjoint=Reversible()
+    )  # it raises if one bit is wrong
 
 
 def test_a_gradient_that_cannot_be_reproduced_is_an_error() -> None:
@@ -39,7 +41,9 @@ def test_a_gradient_that_cannot_be_reproduced_is_an_error() -> None:
         calls += 1
         return problem.inner_loss(params, inputs, step) * (1 + 1e-6 * calls)
 
-    loss = outer_loss(unroll(noisy, *problem.arguments[1:], optimizer=ADAM, steps=6, adjoint=Reversible()))
+    loss = outer_loss(
+        unroll(noisy, *problem.arguments[1:], optimizer=ADAM, steps=6, adjoint=Reversible())
+    )
     with pytest.raises(ReplayError, match=r"did not come back .* before step 6: .*pure function"):
         loss.backward()
 
@@ -55,12 +59,19 @@ def looks(request, monkeypatch):
 @pytest.mark.usefixtures("looks")
 def test_steps_are_taken_again_where_numbers_are_larger_than_expected(scale: float) -> None:
     problem = mp.mlp()
-    problem = replace(problem, inner_loss=lambda *arguments: scale * mp.mlp().inner_loss(*arguments))
-    found, expected = (meta_gradient(problem, ADAM, 6, window=4, adjoint=adjoint) for adjoint in (Reversible(), Tape()))
+    problem = replace(
+        problem, inner_loss=lambda *arguments: scale * mp.mlp().inner_loss(*arguments)
+    )
+    found, expected = (
+        meta_gradient(problem, ADAM, 6, window=4, adjoint=adjoint)
+        for adjoint in (Reversible(), Tape())
+    )
     assert relative_error(found, expected) < 1e-4
 
 
-def test_kernels_that_do_not_give_the_same_bits_again_are_met_at_the_start(monkeypatch, caplog) -> None:
+def test_kernels_that_do_not_give_the_same_bits_again_are_met_at_the_start(
+    monkeypatch, caplog
+) -> None:
     monkeypatch.setattr(reversible, "Bounds", lambda wait: Bounds(False))
     problem, calls = mp.mlp(), 0
 
@@ -71,12 +82,18 @@ def test_kernels_that_do_not_give_the_same_bits_again_are_met_at_the_start(monke
 
     found = meta_gradient(replace(problem, inner_loss=noisy), ADAM, 6, adjoint=Reversible())
     assert relative_error(found, meta_gradient(problem, ADAM, 6, adjoint=Tape())) < 1e-4
-    assert "two gradients for the same parameters and the same step; adjoint=Tape() takes the place" in caplog.text
+    assert (
+        "two gradients for the same parameters and the same step; adjoint=Tape() takes the place"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize("optimizer", [InnerSGD(lr=0.1), InnerAdam(lr=0.1, betas=(0.9, 0.06))])
 def test_an_optimizer_without_memory_cannot_run_backwards(optimizer: InnerOptimizer) -> None:
-    with pytest.raises(ValueError, match=r"adjoint=Reversible\(\) cannot run Inner.* backwards.*use adjoint=Tape\(\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"adjoint=Reversible\(\) cannot run Inner.* backwards.*use adjoint=Tape\(\)",
+    ):
         unroll(*mp.mlp().arguments, optimizer=optimizer, steps=2, adjoint=Reversible())
     assert unroll(*mp.mlp().arguments, optimizer=optimizer, steps=2)  # it is not chosen
 
@@ -85,9 +102,17 @@ def test_an_optimizer_without_memory_cannot_run_backwards(optimizer: InnerOptimi
 @pytest.mark.parametrize(("scale", "what"), [(1e40, "gradient"), (1e6, "parameter")])
 def test_numbers_beyond_the_integers_are_an_error(scale: float, what: str) -> None:
     w, x = (torch.ones(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    with pytest.raises(OverflowError, match=rf"room for {what}s of up to .* but after step 1 there is one of"):
-        unroll(lambda p, i, t: (p["w"] * i[0] * scale).sum(), {"w": w}, (x,), optimizer=InnerSGD(1.0, momentum=0.5),
-               steps=2, adjoint=Reversible())  # fmt: skip
+    with pytest.raises(
+        OverflowError, match=rf"room for {what}s of up to .* but after step 1 there is one of"
+    ):
+        unroll(
+            lambda p, i, t: (p["w"] * i[0] * scale).sum(),
+            {"w": w},
+            (x,),
+            optimizer=InnerSGD(1.0, momentum=0.5),
+            steps=2,
+            adjoint=Reversible(),
+        )
 
 
 class PlainDescent(InnerOptimizer):
@@ -102,22 +127,32 @@ class PlainDescent(InnerOptimizer):
     def step(self, state: State, g: Tensor, t: int, lr: float, out: State | None = None) -> State:
         return (torch.add(state[0], g, alpha=-lr, out=None if out is None else out[0]),)
 
-    def pullback(self, w: Tensor, accumulators: tuple, g: Tensor, cotangent: State, t: int, lr: float) -> Tensor:
+    def pullback(
+        self, w: Tensor, accumulators: tuple, g: Tensor, cotangent: State, t: int, lr: float
+    ) -> Tensor:
         return cotangent[0] * -lr
 
 
 def test_an_optimizer_needs_no_inverse_unless_it_is_to_run_backwards() -> None:
     problem = mp.mlp()
-    found, twin = (meta_gradient(problem, rule, 5, adjoint=Tape()) for rule in (PlainDescent(), InnerSGD(lr=0.1)))
+    found, twin = (
+        meta_gradient(problem, rule, 5, adjoint=Tape())
+        for rule in (PlainDescent(), InnerSGD(lr=0.1))
+    )
     assert relative_error(found, twin) < 1e-12
-    with pytest.raises(ValueError, match=r"adjoint=Reversible\(\) cannot run .*PlainDescent.* no inverse in integers"):
+    with pytest.raises(
+        ValueError,
+        match=r"adjoint=Reversible\(\) cannot run .*PlainDescent.* no inverse in integers",
+    ):
         meta_gradient(problem, PlainDescent(), 5, adjoint=Reversible())
 
 
 @pytest.mark.usefixtures("looks")
 @pytest.mark.parametrize("lost_at", [0, 2, 4])
 @pytest.mark.parametrize("window", [None, 3])
-def test_a_training_that_leaves_the_finite_numbers_is_nan_as_with_others(lost_at: int, window: int | None) -> None:
+def test_a_training_that_leaves_the_finite_numbers_is_nan_as_with_others(
+    lost_at: int, window: int | None
+) -> None:
     """Where the input has no part in the last step, too."""
 
     def loss(params: dict, inputs: tuple, step: int) -> Tensor:
@@ -128,7 +163,15 @@ def test_a_training_that_leaves_the_finite_numbers_is_nan_as_with_others(lost_at
     for adjoint in (Direct(), Tape(), Reversible()):
         w, x = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
         start = torch.where(torch.tensor([lost_at == 0, False]), torch.nan, w)
-        theta = unroll(loss, {"w": start}, (x,), optimizer=InnerAdam(lr=0.01), steps=6, window=window, adjoint=adjoint)
+        theta = unroll(
+            loss,
+            {"w": start},
+            (x,),
+            optimizer=InnerAdam(lr=0.01),
+            steps=6,
+            window=window,
+            adjoint=adjoint,
+        )
         made = (theta["w"], *torch.autograd.grad(theta["w"].sum(), (w, x)))
         found.append([value.isnan().any() for value in made])
     assert found[0] == found[1] == found[2]
@@ -136,15 +179,23 @@ def test_a_training_that_leaves_the_finite_numbers_is_nan_as_with_others(lost_at
 
 @pytest.mark.parametrize("eps", [1e-8, 1e-3])
 @pytest.mark.parametrize("scale", [1e-14, 1e-12, 1e-9, 1e-7])
-def test_a_second_moment_that_is_rounded_to_zero_has_no_derivative(scale: float, eps: float) -> None:
-    """Gradients far below eps: the first moment is not zero, and the second one is smaller than the least integer."""
+def test_a_second_moment_that_is_rounded_to_zero_has_no_derivative(
+    scale: float, eps: float
+) -> None:
+    """Gradients far below eps: the first moment is not zero, and the second one is smaller than the
+    least integer.
+    """
 
     def derivative(adjoint: Adjoint) -> float:
         x = torch.ones(3, requires_grad=True)
         theta = unroll(
             lambda params, inputs, step: scale * (params["w"].sin() * inputs[0]).sum(),
-            {"w": torch.full((3,), 0.5)}, (x,), optimizer=InnerAdam(0.01, eps=eps), steps=3, adjoint=adjoint,
-        )  # fmt: skip
+            {"w": torch.full((3,), 0.5)},
+            (x,),
+            optimizer=InnerAdam(0.01, eps=eps),
+            steps=3,
+            adjoint=adjoint,
+        )
         return torch.autograd.grad(theta["w"].sum(), x)[0][0].item()
 
     assert derivative(Reversible()) == pytest.approx(derivative(Direct()), rel=1e-3)

@@ -16,7 +16,14 @@ from farzi_hf.engine import Adjoint, InnerAdamW, InnerOptimizer, InnerSGD, train
 def parts(problem: mp.MetaProblem, optimizer: InnerOptimizer, *lengths: int):
     state = problem.params
     for steps in lengths:
-        state = train(problem.inner_loss, state, problem.inputs, optimizer=optimizer, steps=steps, first_step=3)
+        state = train(
+            problem.inner_loss,
+            state,
+            problem.inputs,
+            optimizer=optimizer,
+            steps=steps,
+            first_step=3,
+        )
     return state
 
 
@@ -52,15 +59,33 @@ def test_to_go_on_leaves_the_state_as_it_was():
     problem = mp.mlp()
     state = parts(problem, ADAM, 3)
     before = [x.clone() for buffers in state.states for x in buffers]
-    outer_loss(unroll(problem.inner_loss, state, problem.inputs, optimizer=ADAM, steps=2)).backward()
+    outer_loss(
+        unroll(problem.inner_loss, state, problem.inputs, optimizer=ADAM, steps=2)
+    ).backward()
     parts(replace(problem, params=state), ADAM, 2)
     assert all(map(torch.equal, before, [x for buffers in state.states for x in buffers]))
 
 
 def test_another_optimizer_cannot_go_on():
     problem = mp.mlp()
-    with pytest.raises(ValueError, match=r"params is a training with another optimizer than InnerSGD\("):
-        unroll(problem.inner_loss, parts(problem, ADAM, 3), problem.inputs, optimizer=InnerSGD(0.1), steps=2)
+    with pytest.raises(
+        ValueError, match=r"params is a training with another optimizer than InnerSGD\("
+    ):
+        unroll(
+            problem.inner_loss,
+            parts(problem, ADAM, 3),
+            problem.inputs,
+            optimizer=InnerSGD(0.1),
+            steps=2,
+        )
     without = InnerAdamW(0.1, no_decay=("bias",))
-    with pytest.raises(ValueError, match=r"params is a training with another optimizer than InnerAdamW\("):
-        unroll(problem.inner_loss, parts(problem, InnerAdamW(0.1), 3), problem.inputs, optimizer=without, steps=2)
+    with pytest.raises(
+        ValueError, match=r"params is a training with another optimizer than InnerAdamW\("
+    ):
+        unroll(
+            problem.inner_loss,
+            parts(problem, InnerAdamW(0.1), 3),
+            problem.inputs,
+            optimizer=without,
+            steps=2,
+        )

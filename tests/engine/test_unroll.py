@@ -1,4 +1,6 @@
-"""What `unroll` takes and gives: parameters that train, autograd's rules, autocast, memory, errors."""
+"""What `unroll` takes and gives: parameters that train, autograd's rules, autocast,
+memory, errors.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ def test_result_has_the_keys_shapes_and_passive_tensors_of_params(adjoint: Adjoi
     problem = mp.mlp()
     theta = unroll(*problem.arguments, optimizer=ADAM, steps=3, adjoint=adjoint)
     assert list(theta) == list(problem.params)
-    assert all(theta[name].shape == x.shape and theta[name].dtype == x.dtype for name, x in problem.params.items())
+    assert all(
+        theta[name].shape == x.shape and theta[name].dtype == x.dtype
+        for name, x in problem.params.items()
+    )
     assert all(theta[name] is problem.params[name] for name in ("count", "frozen"))
 
 
@@ -33,7 +38,10 @@ def test_plain_tensors_train_unless_some_other_requires_grad() -> None:
         return {name for name in params if theta[name] is not params[name]}
 
     plain, leaf = torch.ones(2), torch.ones(2, requires_grad=True)
-    parameter, frozen = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2), requires_grad=False)
+    parameter, frozen = (
+        nn.Parameter(torch.ones(2)),
+        nn.Parameter(torch.ones(2), requires_grad=False),
+    )
     assert moved(a=plain, b=plain) == {"a", "b"}
     assert moved(a=plain, b=leaf) == {"b"}
     assert moved(a=plain, b=parameter) == {"b"}
@@ -47,7 +55,9 @@ def test_forward_without_gradients(quiet: type) -> None:
     with quiet():
         theta = unroll(*problem.arguments, optimizer=ADAM, steps=5)
     assert not any(x.requires_grad for x in theta.values())
-    torch.testing.assert_close(theta, {name: x.detach() for name, x in expected.items()}, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        theta, {name: x.detach() for name, x in expected.items()}, rtol=1e-12, atol=1e-14
+    )
 
 
 @pytest.mark.parametrize("adjoint", [Tape(), Checkpoint(), Reversible()])
@@ -55,7 +65,9 @@ def test_second_derivatives_are_refused_by_recordings_and_given_by_direct(adjoin
     problem = mp.mlp()
     x = problem.inputs[0]
     loss = outer_loss(unroll(*problem.arguments, optimizer=ADAM, steps=2, adjoint=adjoint))
-    with pytest.raises(RuntimeError, match=r"adjoint=[A-Z][a-z]+\(\) has first derivatives only.*=Direct\(\)"):
+    with pytest.raises(
+        RuntimeError, match=r"adjoint=[A-Z][a-z]+\(\) has first derivatives only.*=Direct\(\)"
+    ):
         torch.autograd.grad(loss, x, create_graph=True)
     loss = outer_loss(unroll(*problem.arguments, optimizer=ADAM, steps=2, adjoint=Direct()))
     (dx,) = torch.autograd.grad(loss, x, create_graph=True)
@@ -81,7 +93,9 @@ def test_backward_twice_over_a_retained_graph_also_after_an_interrupt(adjoint: A
             torch.autograd.grad(loss, problem.leaves, retain_graph=True)
         stop.clear()
     assert all(map(torch.equal, first, torch.autograd.grad(loss, problem.leaves)))
-    assert all(torch.equal(x, before[name]) for name, x in theta.items()), "the result stays as it was"
+    assert all(torch.equal(x, before[name]) for name, x in theta.items()), (
+        "the result stays as it was"
+    )
 
 
 @pytest.mark.parametrize("victim", ["input", "constant"])
@@ -103,7 +117,9 @@ def test_bf16_autocast_covers_the_loss_forward_and_backward(adjoint: Adjoint) ->
         return problem.inner_loss(params, inputs, step).float()
 
     with torch.autocast("cpu", torch.bfloat16):
-        theta = unroll(inner_loss, problem.params, problem.inputs, optimizer=ADAM, steps=5, adjoint=adjoint)
+        theta = unroll(
+            inner_loss, problem.params, problem.inputs, optimizer=ADAM, steps=5, adjoint=adjoint
+        )
     found = gradients(outer_loss(theta), problem.leaves)  # outside: the backward pass must remember
     assert set(dtypes) == {torch.bfloat16}
     assert all(x.dtype == torch.float32 for name, x in theta.items() if name != "count")
@@ -111,7 +127,9 @@ def test_bf16_autocast_covers_the_loss_forward_and_backward(adjoint: Adjoint) ->
     assert 1e-4 < relative_error([x.double() for x in found], expected) < 0.1
 
 
-@pytest.mark.parametrize(("adjoint", "evaluations"), [(Tape(), 24), (Checkpoint(), 32), (Reversible(), 24)])
+@pytest.mark.parametrize(
+    ("adjoint", "evaluations"), [(Tape(), 24), (Checkpoint(), 32), (Reversible(), 24)]
+)
 def test_recordings_keep_one_graph_at_a_time(adjoint: Adjoint, evaluations: int) -> None:
     problem, alive, most = mp.gpt2(), [], 0
 
@@ -122,7 +140,9 @@ def test_recordings_keep_one_graph_at_a_time(adjoint: Adjoint, evaluations: int)
         alive.append(weakref.ref(loss))
         return loss
 
-    loss = outer_loss(unroll(inner_loss, *problem.arguments[1:], optimizer=ADAM, steps=12, adjoint=adjoint))
+    loss = outer_loss(
+        unroll(inner_loss, *problem.arguments[1:], optimizer=ADAM, steps=12, adjoint=adjoint)
+    )
     loss.backward()
     assert len(alive) == evaluations
     assert most == 0, "when a step is evaluated, the graphs of all others are gone"
@@ -130,20 +150,63 @@ def test_recordings_keep_one_graph_at_a_time(adjoint: Adjoint, evaluations: int)
 
 BAD_INPUT = {
     "steps": ({"steps": 2.5}, ValueError, r"steps must be an integer >= 1, got 2\.5"),
-    "window beyond steps": ({"window": 4}, ValueError, r"window .* from 1 to steps=3, got 4; None means all"),
+    "window beyond steps": (
+        {"window": 4},
+        ValueError,
+        r"window .* from 1 to steps=3, got 4; None means all",
+    ),
     "module": ({"params": nn.Linear(1, 1)}, TypeError, r"params must be a dict .* got Linear"),
-    "nothing trains": ({"params": {"n": torch.arange(2)}}, ValueError, r"params has no tensor to train.*requires_grad=True"),
-    "complex": ({"params": {"w": torch.ones(2), "c": torch.ones(1, dtype=torch.cfloat, requires_grad=True)}}, ValueError,
-                r"params\['c'\] is torch.complex64, in which"),
-    "half": ({"params": {"w": torch.ones(2, dtype=torch.float16)}}, ValueError,
-             r"params\['w'\] is torch.float16, in which squares of gradients vanish .*; train float32"),
-    "bare input": ({"inputs": torch.ones(2)}, TypeError, r"inputs must be a tuple of tensors, got tensor.*pass \(x,\)"),
-    "torch optimizer": ({"optimizer": torch.optim.Adam}, TypeError, r"optimizer must .* got <class .*Adam'>.*InnerAdam"),
-    "compile mode": ({"torch_compile": "reduce-overheads"}, ValueError, r"torch_compile='reduce-overheads' is unknown; .* reduce-overhead, max"),
-    "adjoint name": ({"adjoint": "tape"}, TypeError, r"adjoint must be an Adjoint or None, got 'tape'.*Tape\(\)"),
-    "vector loss": ({"inner_loss": lambda p, i, s: p["w"]}, ValueError, r"inner_loss .* of shape \(2,\) at step 1"),
-    "detached": ({"inner_loss": lambda p, i, s: p["w"].detach().sum()}, ValueError, r"inner_loss .*without detach"),
-}  # fmt: skip
+    "nothing trains": (
+        {"params": {"n": torch.arange(2)}},
+        ValueError,
+        r"params has no tensor to train.*requires_grad=True",
+    ),
+    "complex": (
+        {
+            "params": {
+                "w": torch.ones(2),
+                "c": torch.ones(1, dtype=torch.cfloat, requires_grad=True),
+            }
+        },
+        ValueError,
+        r"params\['c'\] is torch.complex64, in which",
+    ),
+    "half": (
+        {"params": {"w": torch.ones(2, dtype=torch.float16)}},
+        ValueError,
+        r"params\['w'\] is torch.float16, in which squares of gradients vanish .*; train float32",
+    ),
+    "bare input": (
+        {"inputs": torch.ones(2)},
+        TypeError,
+        r"inputs must be a tuple of tensors, got tensor.*pass \(x,\)",
+    ),
+    "torch optimizer": (
+        {"optimizer": torch.optim.Adam},
+        TypeError,
+        r"optimizer must .* got <class .*Adam'>.*InnerAdam",
+    ),
+    "compile mode": (
+        {"torch_compile": "reduce-overheads"},
+        ValueError,
+        r"torch_compile='reduce-overheads' is unknown; .* reduce-overhead, max",
+    ),
+    "adjoint name": (
+        {"adjoint": "tape"},
+        TypeError,
+        r"adjoint must be an Adjoint or None, got 'tape'.*Tape\(\)",
+    ),
+    "vector loss": (
+        {"inner_loss": lambda p, i, s: p["w"]},
+        ValueError,
+        r"inner_loss .* of shape \(2,\) at step 1",
+    ),
+    "detached": (
+        {"inner_loss": lambda p, i, s: p["w"].detach().sum()},
+        ValueError,
+        r"inner_loss .*without detach",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
@@ -151,9 +214,11 @@ def test_bad_input_is_one_clear_error(case: str) -> None:
     change, error, message = BAD_INPUT[case]
     good = {
         "inner_loss": lambda params, inputs, step: (params["w"] * inputs[0]).square().sum(),
-        "params": {"w": torch.ones(2)}, "inputs": (torch.ones(2, requires_grad=True),),
-        "optimizer": ADAM, "steps": 3,
-    }  # fmt: skip
+        "params": {"w": torch.ones(2)},
+        "inputs": (torch.ones(2, requires_grad=True),),
+        "optimizer": ADAM,
+        "steps": 3,
+    }
     assert unroll(**good)["w"].requires_grad
     with pytest.raises(error, match=message):
         unroll(**(good | change))
@@ -161,7 +226,10 @@ def test_bad_input_is_one_clear_error(case: str) -> None:
 
 @every_adjoint
 def test_tensors_without_elements_and_counts_of_numpy_are_fine(adjoint: Adjoint) -> None:
-    params = {"w": torch.ones(2, requires_grad=True), "none": torch.zeros(0, dtype=torch.float64, requires_grad=True)}
+    params = {
+        "w": torch.ones(2, requires_grad=True),
+        "none": torch.zeros(0, dtype=torch.float64, requires_grad=True),
+    }
     x, loss = torch.ones(2, requires_grad=True), lambda p, i, s: (p["w"] * i[0]).square().sum()
     theta = unroll(loss, params, (x,), optimizer=ADAM, steps=np.int64(3), adjoint=adjoint)
     assert theta["none"].shape == (0,)

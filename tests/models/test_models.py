@@ -1,4 +1,6 @@
-"""The project's own models: causal, blind to padding, twice differentiable, saved and loaded, and what recommenders recommend."""
+"""The project's own models: causal, blind to padding, twice differentiable, saved and loaded, and
+what recommenders recommend.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,20 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Trainer, TrainingArguments
 
-from farzi_hf.data import SequenceCollator, evaluation_windows, load_sample_interactions, training_windows
+from farzi_hf.data import (
+    SequenceCollator,
+    evaluation_windows,
+    load_sample_interactions,
+    training_windows,
+)
 from farzi_hf.metrics import recommendation_metrics, target_ranks
-from farzi_hf.models import FMLPForNextItem, GRU4RecForNextItem, RNNForCausalLM, SASRecConfig, SASRecForNextItem
+from farzi_hf.models import (
+    FMLPForNextItem,
+    GRU4RecForNextItem,
+    RNNForCausalLM,
+    SASRecConfig,
+    SASRecForNextItem,
+)
 from farzi_hf.models.base import check_fields
 from farzi_hf.models.fmlp import _CausalFilter
 
@@ -29,7 +42,11 @@ tied_or_not = pytest.mark.parametrize("tied", [True, False])
 
 def tiny(kind: str, num_items: int = NUM_ITEMS, max_length: int = LENGTH, **changes):
     torch.manual_seed(0)
-    own = {"num_items": num_items, "max_length": max_length} if kind in RECOMMENDERS else {"vocab_size": num_items + 1}
+    own = (
+        {"num_items": num_items, "max_length": max_length}
+        if kind in RECOMMENDERS
+        else {"vocab_size": num_items + 1}
+    )
     sizes = {"hidden_size": 8, "initializer_range": 0.5, **own, **changes}
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes)).eval()
 
@@ -47,7 +64,11 @@ def test_auto_classes_build_it_and_it_survives_a_folder_and_further_entries(kind
     for auto in (AutoModel, AutoModelForCausalLM)[kind == "farzi_rnn" :]:
         loaded = auto.from_pretrained(tmp_path).eval()
         assert torch.equal(loaded(items()).logits, model(items()).logits)
-        assert (loaded.config.vocab_size, loaded.config.hidden_size, loaded.config.dropout) == (V, 8, 0.1)
+        assert (loaded.config.vocab_size, loaded.config.hidden_size, loaded.config.dropout) == (
+            V,
+            8,
+            0.1,
+        )
         assert (loaded.output.weight is loaded.embedding.weight) == tied
     if kind in RECOMMENDERS:
         assert (loaded.config.num_items, loaded.config.max_length) == (NUM_ITEMS, LENGTH)
@@ -65,7 +86,9 @@ def test_auto_classes_build_it_and_it_survives_a_folder_and_further_entries(kind
 @of_each_model
 def test_initial_weights_depend_on_the_seed_alone(kind):
     first, second = tiny(kind), tiny(kind)
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
+    )
     for module in first.modules():
         if isinstance(module, torch.nn.GRU):
             assert 0 < module.weight_hh_l0.abs().max() <= 8**-0.5
@@ -89,12 +112,17 @@ def test_no_position_sees_the_future(kind):
 def test_padding_has_no_influence(kind):
     """Not on other positions, whatever stands there; not on the loss; not on a gradient."""
     model, ids = tiny(kind), items()
-    batch = SequenceCollator(0)([{"input_ids": ids[0, :4].tolist()}, {"input_ids": ids[1].tolist()}])
+    batch = SequenceCollator(0)(
+        [{"input_ids": ids[0, :4].tolist()}, {"input_ids": ids[1].tolist()}]
+    )
     padded = model(**batch)
     torch.testing.assert_close(padded.logits[0, :4], model(ids[:1, :4]).logits[0])
     filled = {**batch, "input_ids": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 7)}
     assert torch.equal(model(**filled).loss, padded.loss)
-    parts = [model(ids[i : i + 1, :n], labels=ids[i : i + 1, :n]).loss * (n - 1) for i, n in ((0, 4), (1, LENGTH))]
+    parts = [
+        model(ids[i : i + 1, :n], labels=ids[i : i + 1, :n]).loss * (n - 1)
+        for i, n in ((0, 4), (1, LENGTH))
+    ]
     torch.testing.assert_close(padded.loss, sum(parts) / (3 + LENGTH - 1))
     embeds = model.embedding(batch["input_ids"]).detach().requires_grad_()
     model(inputs_embeds=embeds, labels=batch["labels"]).loss.backward()
@@ -105,7 +133,9 @@ def test_padding_has_no_influence(kind):
 def test_the_loss_is_that_of_the_next_entry_and_soft_labels_cost_what_their_ids_cost(kind):
     model, ids = tiny(kind), items()
     hard = model(ids, labels=ids)
-    torch.testing.assert_close(hard.loss, F.cross_entropy(hard.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()))
+    torch.testing.assert_close(
+        hard.loss, F.cross_entropy(hard.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    )
     if kind in RECOMMENDERS:
         one_hot = F.one_hot(ids, V).float()
         soft = model(inputs_embeds=one_hot @ model.embedding.weight, labels=one_hot)
@@ -114,7 +144,12 @@ def test_the_loss_is_that_of_the_next_entry_and_soft_labels_cost_what_their_ids_
 
 @pytest.mark.parametrize(
     "device",
-    ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif("not torch.cuda.is_available()")])],
+    [
+        "cpu",
+        pytest.param(
+            "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif("not torch.cuda.is_available()")]
+        ),
+    ],
 )
 @of_each_model
 def test_second_derivatives_through_functional_call(kind, device):
@@ -125,7 +160,9 @@ def test_second_derivatives_through_functional_call(kind, device):
 
     def loss(soft: Tensor, *parameters: Tensor) -> Tensor:
         params = dict(zip(names, parameters, strict=True))
-        logits = functional_call(model, params, kwargs={"inputs_embeds": soft @ params["embedding.weight"]}).logits
+        logits = functional_call(
+            model, params, kwargs={"inputs_embeds": soft @ params["embedding.weight"]}
+        ).logits
         return F.cross_entropy(logits[:, :-1].flatten(0, 1), soft[:, 1:].flatten(0, 1))
 
     inputs = (soft, *(value.detach().requires_grad_() for value in values))
@@ -138,11 +175,13 @@ def test_the_filter_is_the_product_of_spectra_over_twice_the_length():
     layer = _CausalFilter(SASRecConfig(num_items=NUM_ITEMS, hidden_size=4, max_length=8))
     torch.nn.init.normal_(layer.taps)
     x = torch.randn(2, LENGTH, 4)
-    spectrum = torch.fft.rfft(x, 2 * LENGTH, dim=1) * torch.fft.rfft(layer.taps[:LENGTH], 2 * LENGTH, dim=0)
+    spectrum = torch.fft.rfft(x, 2 * LENGTH, dim=1) * torch.fft.rfft(
+        layer.taps[:LENGTH], 2 * LENGTH, dim=0
+    )
     torch.testing.assert_close(layer(x), torch.fft.irfft(spectrum, 2 * LENGTH, dim=1)[:, :LENGTH])
 
 
-# -- recommendations -------------------------------------------------------------------------------------------------
+# -- recommendations -------------------------------------------------------------------------------
 
 
 @of_each_recommender
@@ -166,17 +205,19 @@ def test_recommendations_are_the_best_scores_after_the_history(kind):
 @pytest.mark.parametrize(
     ("histories", "k", "message"),
     [
-        ([[1], []], 1, r"histories\[1\] is \[\]: give one or more"), ([[0]], 1, r"histories\[0\] is \[0\]"),
+        ([[1], []], 1, r"histories\[1\] is \[\]: give one or more"),
+        ([[0]], 1, r"histories\[0\] is \[0\]"),
         ([[1, 12]], 1, r"histories\[0\] is \[1, 12\]: give one or more of the items 1 … 11"),
-        ([[1, 2]], 10, "k=10 .* from 1 to 9"), ([[1, 2]], 0, "k=0"),
+        ([[1, 2]], 10, "k=10 .* from 1 to 9"),
+        ([[1, 2]], 0, "k=0"),
     ],
-)  # fmt: skip
+)
 def test_histories_that_cannot_be_served(histories, k, message):
     with pytest.raises(ValueError, match=message):
         tiny("gru4rec").recommend(histories, k)
 
 
-# -- bad input, training ---------------------------------------------------------------------------------------------
+# -- bad input, training ---------------------------------------------------------------------------
 
 
 @of_each_model
@@ -186,17 +227,25 @@ def test_inputs_that_cannot_be_read(kind):
     if kind in RECOMMENDERS:
         with pytest.raises(ValueError, match="7 positions, max_length=6: keep the last 6"):
             tiny(kind)(torch.ones(1, LENGTH + 1, dtype=torch.long))
-        with pytest.raises(ValueError, match="attention_mask starts with 0: pad sequences on the right"):
+        with pytest.raises(
+            ValueError, match="attention_mask starts with 0: pad sequences on the right"
+        ):
             tiny(kind)(torch.tensor([[0, 1]]), attention_mask=torch.tensor([[0, 1]]))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model_type": "sasrec", "hidden_sizee": 8}, "sasrec has no field 'hidden_sizee': did you mean hidden_size?"),
+        (
+            {"model_type": "sasrec", "hidden_sizee": 8},
+            "sasrec has no field 'hidden_sizee': did you mean hidden_size?",
+        ),
         ({"model_type": "gpt2", "n_embdd": 8}, "gpt2 has no field 'n_embdd': did you mean n_embd?"),
         ({"model_type": "gpt-2"}, "model_type='gpt-2' is unknown: did you mean gpt2?"),
-        ({"model_type": "gpt2", "vocab_size": 7}, "vocab_size=7, but the data have 5; leave vocab_size out"),
+        (
+            {"model_type": "gpt2", "vocab_size": 7},
+            "vocab_size=7, but the data have 5; leave vocab_size out",
+        ),
     ],
 )
 def test_a_misspelt_or_wrong_field_of_a_learner_is_named(settings, message):
@@ -206,16 +255,31 @@ def test_a_misspelt_or_wrong_field_of_a_learner_is_named(settings, message):
 
 
 def test_fields_by_their_other_names_and_sizes_that_agree_are_taken():
-    check_fields({"model_type": "gpt2", "hidden_size": 8, "vocab_size": 5, "attn_pdrop": 0.0}, "learner", vocab_size=5)
+    check_fields(
+        {"model_type": "gpt2", "hidden_size": 8, "vocab_size": 5, "attn_pdrop": 0.0},
+        "learner",
+        vocab_size=5,
+    )
     check_fields({"model_type": "llama", "rope_theta": 100.0, "dtype": "float32"}, "learner")
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("num_items", 0), ("hidden_size", 0), ("max_length", 2.5), ("num_hidden_layers", 0), ("dropout", 1.0)]
-)  # fmt: skip
+    ("name", "value"),
+    [
+        ("num_items", 0),
+        ("hidden_size", 0),
+        ("max_length", 2.5),
+        ("num_hidden_layers", 0),
+        ("dropout", 1.0),
+    ],
+)
 @of_each_model
 def test_bad_sizes_are_refused(kind, name, value):
-    name, value = ("vocab_size", 0) if kind == "farzi_rnn" and name in ("num_items", "max_length") else (name, value)
+    name, value = (
+        ("vocab_size", 0)
+        if kind == "farzi_rnn" and name in ("num_items", "max_length")
+        else (name, value)
+    )
     with pytest.raises(ValueError, match=name):
         AutoConfig.for_model(kind, **{name: value})
     if kind == "sasrec":
@@ -227,15 +291,30 @@ def test_bad_sizes_are_refused(kind, name, value):
 def test_the_stock_trainer_learns_and_ranks(kind, tmp_path):
     interactions = load_sample_interactions(60)
     rows = interactions.strong_generalization_split(0)["train"]
-    model = tiny(kind, num_items=interactions.num_items, max_length=10, hidden_size=16, initializer_range=0.1)
+    model = tiny(
+        kind, num_items=interactions.num_items, max_length=10, hidden_size=16, initializer_range=0.1
+    )
     args = TrainingArguments(
-        str(tmp_path), max_steps=60, per_device_train_batch_size=16, learning_rate=0.02, use_cpu=True, report_to="none",
-        disable_tqdm=True, save_strategy="no", label_names=["labels", "seen"], dataloader_pin_memory=False,
-    )  # fmt: skip
+        str(tmp_path),
+        max_steps=60,
+        per_device_train_batch_size=16,
+        learning_rate=0.02,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        save_strategy="no",
+        label_names=["labels", "seen"],
+        dataloader_pin_memory=False,
+    )
     trainer = Trainer(
-        model, args, SequenceCollator(0), training_windows(rows, 10), evaluation_windows(rows, 10),
-        preprocess_logits_for_metrics=target_ranks, compute_metrics=recommendation_metrics,
-    )  # fmt: skip
+        model,
+        args,
+        SequenceCollator(0),
+        training_windows(rows, 10),
+        evaluation_windows(rows, 10),
+        preprocess_logits_for_metrics=target_ranks,
+        compute_metrics=recommendation_metrics,
+    )
     before = trainer.evaluate()
     trainer.train()
     after = trainer.evaluate()

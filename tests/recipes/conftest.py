@@ -10,7 +10,9 @@ import pytest
 
 @pytest.fixture
 def small_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test process makes the data of its recipes itself: scripts that it starts do not see these."""
+    """Each test process makes the data of its recipes itself: scripts that it starts do not see
+    these.
+    """
     from tiny_recipes import use_small_data
 
     use_small_data(monkeypatch)
@@ -39,7 +41,9 @@ def finished_text(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     import ptb
     from tiny_recipes import DEMO
 
-    return finished(ptb.main, [*DEMO, "--disable_tqdm", "false"], tmp_path_factory.mktemp("ptb") / "run")
+    return finished(
+        ptb.main, [*DEMO, "--disable_tqdm", "false"], tmp_path_factory.mktemp("ptb") / "run"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +53,9 @@ def finished_items(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     import recsys
     from tiny_recipes import DEMO_RECSYS
 
-    return finished(recsys.main, [*DEMO_RECSYS, "--splits", "0", "1"], tmp_path_factory.mktemp("recsys") / "run")
+    return finished(
+        recsys.main, [*DEMO_RECSYS, "--splits", "0", "1"], tmp_path_factory.mktemp("recsys") / "run"
+    )
 
 
 def finished(main, argv: list[str], output: Path) -> Finished:
@@ -59,7 +65,11 @@ def finished(main, argv: list[str], output: Path) -> Finished:
     from tiny_recipes import use_small_data
 
     printed, shown = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed), contextlib.redirect_stderr(shown):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(shown),
+    ):
         use_small_data(patch)
         main([*argv, "--output_dir", str(output)])
     return Finished(output, printed.getvalue(), shown.getvalue())

@@ -1,4 +1,6 @@
-"""The attribution recipe on tiny data: it is kept, goes on, and writes its card; each way to differentiate gives the same influence."""
+"""The attribution recipe on tiny data: it is kept, goes on, and writes its card; each way to
+differentiate gives the same influence.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,37 @@ from tiny_recipes import GPT2, SASREC, places
 
 from farzi_hf.attribution import WeightedTraining
 
-# Python compiles the library `trak` at its first import, and finds escape sequences that it does not know.
-pytestmark = [pytest.mark.usefixtures("small_data"), pytest.mark.filterwarnings("ignore:invalid escape sequence")]
+# Python compiles the library `trak` at its first import, and finds escape sequences that it does
+# not know.
+pytestmark = [
+    pytest.mark.usefixtures("small_data"),
+    pytest.mark.filterwarnings("ignore:invalid escape sequence"),
+]
 LEARNERS = {"sample": GPT2, "sample_interactions": SASREC}
 TINY = (
-    "--num_train", "12", "--num_test", "4", "--longest", "8", "--steps", "2", "3", "--seeds", "0", "1",
-    "--retrainings", "8", "--left_out", "0.2", "--cost_steps", "2", "--batch_size", "3", "--vocab_size", "60",
-)  # fmt: skip
+    "--num_train",
+    "12",
+    "--num_test",
+    "4",
+    "--longest",
+    "8",
+    "--steps",
+    "2",
+    "3",
+    "--seeds",
+    "0",
+    "1",
+    "--retrainings",
+    "8",
+    "--left_out",
+    "0.2",
+    "--cost_steps",
+    "2",
+    "--batch_size",
+    "3",
+    "--vocab_size",
+    "60",
+)
 TRAININGS = ("training alone", "ordinary loop")
 COSTS = [
     {"method": "autograd", "steps": 2, "status": "ok", "cpu_seconds": 0.1, "memory_bytes": 2**20},
@@ -36,18 +62,26 @@ COSTS = [
 
 def problem(dataset: str, folder: Path, *more: str) -> AttributionProblem:
     learner = ("--learner", LEARNERS[dataset])
-    _, data, args, _ = parse(["--dataset", dataset, *TINY, *learner, "--output_dir", str(folder), *more])
+    _, data, args, _ = parse(
+        ["--dataset", dataset, *TINY, *learner, "--output_dir", str(folder), *more]
+    )
     return AttributionProblem(data, args)
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("attribution_*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(CONFIGS.glob("attribution_*.yaml")), ids=lambda path: path.stem
+)
 def test_every_config_can_be_read(path: Path) -> None:
-    name, data, args, _ = parse(["--dataset", path.stem.removeprefix("attribution_").removesuffix("_quick")])
+    name, data, args, _ = parse(
+        ["--dataset", path.stem.removeprefix("attribution_").removesuffix("_quick")]
+    )
     assert data.settings.dataset == name
     assert args.output_dir == f"outputs/{path.stem}"
 
 
-def test_a_run_writes_its_card_and_a_second_one_trains_nothing(tmp_path, monkeypatch, capsys) -> None:
+def test_a_run_writes_its_card_and_a_second_one_trains_nothing(
+    tmp_path, monkeypatch, capsys
+) -> None:
     monkeypatch.setattr(attribution, "measured", lambda problem, argv: COSTS)
     monkeypatch.setattr(influence, "RESAMPLES", 10)
     argv = ["--dataset", "sample", *TINY, "--learner", GPT2, *places(tmp_path)]
@@ -56,7 +90,9 @@ def test_a_run_writes_its_card_and_a_second_one_trains_nothing(tmp_path, monkeyp
     assert {path.name for path in (tmp_path / "card").iterdir()} == set(attribution.FILES)
     table = json.loads((tmp_path / "card" / "table.json").read_text(encoding="utf-8"))
     assert [row["steps"] for row in table["scores"] if row["method"] == EXACT] == [2, 3]
-    assert all(-1 <= low <= high <= 1 for low, high in (row["lds_interval"] for row in table["scores"]))
+    assert all(
+        -1 <= low <= high <= 1 for low, high in (row["lds_interval"] for row in table["scores"])
+    )
     assert all(len(row["lds_seeds"]) == 2 for row in table["scores"])
     with (tmp_path / "card" / "table.csv").open(encoding="utf-8") as file:
         assert len(list(csv.DictReader(file))) == len(table["scores"])
@@ -67,7 +103,10 @@ def test_a_run_writes_its_card_and_a_second_one_trains_nothing(tmp_path, monkeyp
 
 
 def test_a_measurement_that_failed_is_not_kept(tmp_path, monkeypatch) -> None:
-    facts = [{"status": "failed", "note": "others took the memory"}, {"status": "ok", "cpu_seconds": 0.1}]
+    facts = [
+        {"status": "failed", "note": "others took the memory"},
+        {"status": "ok", "cpu_seconds": 0.1},
+    ]
     monkeypatch.setattr(influence_cost, "in_process", lambda *args: facts.pop(0))
     p = problem("sample", tmp_path, "--ways", "Tape")
     assert [influence_cost.measured(p, [])[0]["status"] for _ in range(3)] == ["failed", "ok", "ok"]
@@ -86,7 +125,9 @@ def test_the_margin_of_trak_is_the_log_odds_of_each_token(tmp_path) -> None:
         length = int(p.test["attention_mask"][i].sum())
         probabilities = model(input_ids=row[None, :length]).logits[0].softmax(-1)
         true = probabilities[torch.arange(length - 1), row[1:length]]
-        torch.testing.assert_close(found[i], torch.log(true / (1 - true)).sum(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            found[i], torch.log(true / (1 - true)).sum(), rtol=1e-4, atol=1e-4
+        )
         torch.testing.assert_close(slope[i, 0], (1 - true).mean())
 
 
@@ -100,7 +141,11 @@ def test_a_retraining_leaves_out_its_share_and_other_settings_are_not_found_agai
 
 def test_every_way_to_differentiate_gives_the_same_influence(tmp_path) -> None:
     p = problem("sample", tmp_path)
-    ways = {name: method for name, method in METHODS.items() if name not in TRAININGS and "compiled" not in name}
+    ways = {
+        name: method
+        for name, method in METHODS.items()
+        if name not in TRAININGS and "compiled" not in name
+    }
     found = {name: method(p.training(0, 4), p.test) for name, method in ways.items()}
     for each in found.values():
         torch.testing.assert_close(each, found["autograd"], rtol=1e-3, atol=1e-6)

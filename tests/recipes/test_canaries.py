@@ -1,4 +1,6 @@
-"""The recipe that plants canaries: one that stands in the data a hundred times is found, one that does not is not."""
+"""The recipe that plants canaries: one that stands in the data a hundred times is found, one that
+does not is not.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,12 @@ def test_canaries_are_planted_and_found(config, learner, capsys, tmp_path, monke
         "use_cpu": True,
     }
     given = [f"--{name}={value}" for name, value in settings.items()]
-    canaries.main(["--config", str(CONFIGS / config), *given, "--disable_tqdm=true", "--report_to=none"])
-    head, _, *rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    canaries.main(
+        ["--config", str(CONFIGS / config), *given, "--disable_tqdm=true", "--report_to=none"]
+    )
+    head, _, *rows = [
+        line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")
+    ]
     bits = [[float(cell.split("bits")[0]) for cell in row[2:6]] for row in rows]
     assert [cell.strip() for cell in head[2:6]] == [f"planted {n} times" for n in (0, 1, 10, 100)]
     assert len(bits) == 2

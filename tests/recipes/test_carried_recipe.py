@@ -1,4 +1,6 @@
-"""The figures of a summary over bytes and over tokens: rows that are measured once, and those of other tables."""
+"""The figures of a summary over bytes and over tokens: rows that are measured once, and those of
+other tables.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,18 @@ def summary(tmp_path: Path, small_data: None) -> Path:
         "--synthetic_batch_size",
         "10",
     )
-    ptb.main([*DEMO, *carrying, "--baselines", "teacher", "full", "full_long", "--output_dir", str(tmp_path / "run")])
+    ptb.main(
+        [
+            *DEMO,
+            *carrying,
+            "--baselines",
+            "teacher",
+            "full",
+            "full_long",
+            "--output_dir",
+            str(tmp_path / "run"),
+        ]
+    )
     return tmp_path / "run" / "summary"
 
 
@@ -65,18 +78,38 @@ def test_students_by_steps_and_rows_by_bytes(summary, tmp_path):
     farzi = FarziData.from_pretrained(summary)
     data = farzi.results.metrics["data_bytes"]
     rows = list(csv.DictReader((card / "table.csv").read_text(encoding="utf-8").splitlines()))
-    by_steps = [(row["method"], row["steps"], row["tokens"], row["students"]) for row in rows if row["tokens"]]
-    methods = (f"students of the summary, {farzi.nbytes:,} bytes", f"students of all real data, {data:,} bytes")
-    assert by_steps == [(method, steps, tokens, "2") for method in methods for steps, tokens in (("2", "160"), ("5", "400"))]
+    by_steps = [
+        (row["method"], row["steps"], row["tokens"], row["students"])
+        for row in rows
+        if row["tokens"]
+    ]
+    methods = (
+        f"students of the summary, {farzi.nbytes:,} bytes",
+        f"students of all real data, {data:,} bytes",
+    )
+    assert by_steps == [
+        (method, steps, tokens, "2")
+        for method in methods
+        for steps, tokens in (("2", "160"), ("5", "400"))
+    ]
     # Ids of an older table had more bits: all data had 8,000 bytes there.
     by_bytes = {row["curve"]: int(row["bytes"]) for row in rows if row["curve"]}
     assert by_bytes == {
-        "students of a packed teacher, T = 4": farzi.nbytes, "the packed teacher itself": farzi.nbytes, "all real data, T = 4": data,
-        "all real data, T = 6": data, "counted bigram": data, "distilled summary, T = 4": 777,
+        "students of a packed teacher, T = 4": farzi.nbytes,
+        "the packed teacher itself": farzi.nbytes,
+        "all real data, T = 4": data,
+        "all real data, T = 6": data,
+        "counted bigram": data,
+        "distilled summary, T = 4": 777,
         "so many bytes of real data, T = 4": round(800 * data / 8000),
-    }  # fmt: skip
-    assert sum(row["curve"] == "counted bigram" for row in rows) == 2  # of both tables, as they differ; each once
-    assert all((card / name).stat().st_size > 1000 for name in (carried.BYTES, carried.TOKENS, "table.md", "table.json"))
+    }
+    assert (
+        sum(row["curve"] == "counted bigram" for row in rows) == 2
+    )  # of both tables, as they differ; each once
+    assert all(
+        (card / name).stat().st_size > 1000
+        for name in (carried.BYTES, carried.TOKENS, "table.md", "table.json")
+    )
     times = {path: os.stat(path).st_mtime_ns for path in card.glob("[01]_*.json")}
     assert len(times) == 4
     carried.main(argv)
@@ -95,17 +128,37 @@ def test_files_of_others_stay(summary, tmp_path):
 def test_a_teacher_is_packed_in_each_way_once(summary, tmp_path):
     """Its largest matrix is that of the tokens: 16 numbers a row, in 8 or 16 parts."""
     FarziData.from_pretrained(summary).teacher.save_pretrained(tmp_path / "teacher")
-    argv = [str(summary), "--teacher", str(tmp_path / "teacher"), "--steps", "3", "--card_dir", str(tmp_path / "card")]
+    argv = [
+        str(summary),
+        "--teacher",
+        str(tmp_path / "teacher"),
+        "--steps",
+        "3",
+        "--card_dir",
+        str(tmp_path / "card"),
+    ]
     packing.main(argv)
-    rows = {row["method"]: row for row in csv.DictReader((tmp_path / "card" / "table.csv").read_text("utf-8").splitlines())}
+    rows = {
+        row["method"]: row
+        for row in csv.DictReader((tmp_path / "card" / "table.csv").read_text("utf-8").splitlines())
+    }
     size = {method: int(row["bytes"]) for method, row in rows.items()}
     assert {row["curve"] for row in rows.values()} == {"", *packing.WAYS}
-    assert size["coded2, penalty 0.6"] < size["coded5, penalty 0.15"] < size["int6, rounded"] < size["not packed"]
+    assert (
+        size["coded2, penalty 0.6"]
+        < size["coded5, penalty 0.15"]
+        < size["int6, rounded"]
+        < size["not packed"]
+    )
     assert size["8 product codes a row"] < size["16 product codes a row"]
-    assert all((tmp_path / "card" / name).stat().st_size > 1000 for name in (packing.FIGURE, "table.json"))
+    assert all(
+        (tmp_path / "card" / name).stat().st_size > 1000 for name in (packing.FIGURE, "table.json")
+    )
     packing.main(argv)
     FarziData.from_pretrained(summary).teacher.save_pretrained(tmp_path / "other")
-    packing.main([*argv[:3], str(tmp_path / "other"), *argv[3:5], "--card_dir", str(tmp_path / "two")])
+    packing.main(
+        [*argv[:3], str(tmp_path / "other"), *argv[3:5], "--card_dir", str(tmp_path / "two")]
+    )
     rows = list(csv.DictReader((tmp_path / "two" / "table.csv").read_text("utf-8").splitlines()))
     assert {row["method"] for row in rows} == {f"{method}, gpt2 16" for method in size}
 

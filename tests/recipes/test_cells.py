@@ -20,15 +20,30 @@ pytestmark = pytest.mark.usefixtures("small_data")
 
 
 def experiment(folder: Path) -> Experiment:
-    form = ("--inputs", "tokens", "--labels", "own", "--num_students", "1", "--save_strategy", "no", "--logging_steps", "1")  # fmt: skip
-    return Experiment.parse("any", "Any", [*COMPARED, *form, "--learner", GPT2, *places(folder)], forms=OWN_FORM)
+    form = (
+        "--inputs",
+        "tokens",
+        "--labels",
+        "own",
+        "--num_students",
+        "1",
+        "--save_strategy",
+        "no",
+        "--logging_steps",
+        "1",
+    )
+    return Experiment.parse(
+        "any", "Any", [*COMPARED, *form, "--learner", GPT2, *places(folder)], forms=OWN_FORM
+    )
 
 
 def test_a_cell_that_goes_on_counts_all_its_seconds_and_leaves_no_checkpoint(tmp_path, monkeypatch):
     """Other settings are then a new cell, and no error."""
     now, make, callbacks = [100.0], cells.trainer_of, [SignalAt("SIGINT", step=0)]
     monkeypatch.setattr(cells, "time", Namespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(cells, "distillation_seconds", lambda log: 50 * max((x["step"] for x in log), default=0))
+    monkeypatch.setattr(
+        cells, "distillation_seconds", lambda log: 50 * max((x["step"] for x in log), default=0)
+    )
 
     def slow_trainer(*args):
         now[0] += 50
@@ -45,5 +60,9 @@ def test_a_cell_that_goes_on_counts_all_its_seconds_and_leaves_no_checkpoint(tmp
     assert (folder / "checkpoint-1").exists()
     now[0] = 1000.0
     assert cells._run(e, cell, 0)["seconds"] == 100
-    assert {path.name for path in folder.iterdir()} == {"cell.json", "recipe.yaml", "summary.safetensors"}
+    assert {path.name for path in folder.iterdir()} == {
+        "cell.json",
+        "recipe.yaml",
+        "summary.safetensors",
+    }
     assert cells._run(replace(e, args=changed(e.args, num_sequences=5)), cell, 0)["seconds"] == 50

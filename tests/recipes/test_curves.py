@@ -11,9 +11,16 @@ from curves import Panel, plot_curves
 @pytest.mark.slow
 def test_curves_end_where_nothing_was_measured_and_peers_look_otherwise(tmp_path):
     rows = [
-        {"method": method, "kind": kind, "T": steps, "seconds": factor * steps, "seconds_interval": [0.9 * factor * steps, 2 * factor * steps]}
-        for method, kind, factor in (("Tape", "ours", 1.0), ("autograd", "peer", 2.0)) for steps in (100, 10, 50)
-    ]  # fmt: skip
+        {
+            "method": method,
+            "kind": kind,
+            "T": steps,
+            "seconds": factor * steps,
+            "seconds_interval": [0.9 * factor * steps, 2 * factor * steps],
+        }
+        for method, kind, factor in (("Tape", "ours", 1.0), ("autograd", "peer", 2.0))
+        for steps in (100, 10, 50)
+    ]
 
     def picture(rows: list[dict], axes: str = "x", **lines: float) -> bytes:
         panel = Panel(rows, "T", "seconds", "Steps T", "Seconds", axes, lines=lines)
@@ -22,9 +29,17 @@ def test_curves_end_where_nothing_was_measured_and_peers_look_otherwise(tmp_path
 
     whole = picture(rows)
     lost = [{**rows[0], "seconds": None}, {**rows[0], "T": 70, "seconds": math.inf}, *rows[1:]]
-    without = [{name: value for name, value in row.items() if name != "seconds_interval"} for row in rows]
+    without = [
+        {name: value for name, value in row.items() if name != "seconds_interval"} for row in rows
+    ]
     alike = [{**row, "kind": "ours"} for row in rows]
-    others = [picture(lost), picture(without), picture(alike), picture(rows, "xy"), picture(rows, full_data=9.0)]
+    others = [
+        picture(lost),
+        picture(without),
+        picture(alike),
+        picture(rows, "xy"),
+        picture(rows, full_data=9.0),
+    ]
     single = [picture(rows[:1]), picture(without[:1])]  # the interval of a single point is a line
     assert len({whole, *others, *single}) == 8
     assert picture(lost) == picture(rows[1:])
@@ -58,7 +73,9 @@ def test_a_thing_has_one_colour_and_what_is_far_off_no_axis(tmp_path, monkeypatc
     rows.append({"method": "random", "x": 3, "y": 1e5})
     plot_curves(
         tmp_path / "a.png",
-        Panel(rows, "x", "y", "x", "y", "xy", lines={"full data": 70.0, "unigram": 100.0}, top=240.0),
+        Panel(
+            rows, "x", "y", "x", "y", "xy", lines={"full data": 70.0, "unigram": 100.0}, top=240.0
+        ),
     )
     (axes,) = drawn[0].axes
     assert axes.get_ylim()[1] < 240

@@ -30,7 +30,9 @@ def test_a_share_of_few_hits_has_an_interval_without_nan():
 
 
 def test_the_share_of_full_data_is_paired_over_sequences():
-    """Of students on the same test sequences: much less uncertain than two intervals side by side."""
+    """Of students on the same test sequences: much less uncertain than two intervals
+    side by side.
+    """
     generator = np.random.default_rng(0)
     ranks = np.where(generator.random((2, 3, 200)) < 0.5, 50, 500)  # seeds, students, users
     full = [[np.stack([student, student * 0.0], axis=1) for student in seed] for seed in ranks]
@@ -63,19 +65,33 @@ def test_a_claim_is_decided_by_the_interval_and_by_every_seed():
         "uneven": hits([0.9, 0.48]),  # better on the whole
         "alike": hits([0.49, 0.51]),
     }
-    rows = {name: {**ITEMS.row(name, seeds, 8), "students": len(seeds)} for name, seeds in students.items()}
+    rows = {
+        name: {**ITEMS.row(name, seeds, 8), "students": len(seeds)}
+        for name, seeds in students.items()
+    }
     evidence = Evidence(ITEMS, rows, students)
     claims = [
-        Claim("good is better", "good", "fair"), Claim("fair is better", "fair", "good"), Claim("uneven is better", "uneven", "fair"),
-        Claim("alike is better", "alike", "fair"), Claim("fair is half as good", "fair", "good", 0.5),
-        Claim("fair is nearly as good", "fair", "good", 0.9), Claim("fair is better than itself", "fair", "fair"),
-    ]  # fmt: skip
+        Claim("good is better", "good", "fair"),
+        Claim("fair is better", "fair", "good"),
+        Claim("uneven is better", "uneven", "fair"),
+        Claim("alike is better", "alike", "fair"),
+        Claim("fair is half as good", "fair", "good", 0.5),
+        Claim("fair is nearly as good", "fair", "good", 0.9),
+        Claim("fair is better than itself", "fair", "fair"),
+    ]
     assert [evidence.verdict(claim) for claim in claims] == [
-        "agrees", "does not agree", "not decided", "not decided", "agrees", "does not agree", "not decided",
-    ]  # fmt: skip
+        "agrees",
+        "does not agree",
+        "not decided",
+        "not decided",
+        "agrees",
+        "does not agree",
+        "not decided",
+    ]
     sentences = evidence.verdicts(claims)
     assert sentences[0].startswith(
-        "Of 7 statements of the paper that this table can decide, it **agrees with 2**, does **not agree with 2**, and leaves **3 not"
+        "Of 7 statements of the paper that this table can decide, it **agrees with 2**, does **not"
+        " agree with 2**, and leaves **3 not"
     )
     assert sentences[2].startswith("- does not agree: fair is better. **fair has 6")
     assert "at least as good in 1 of 2 seeds, 2 and 2 students" in sentences[3]
@@ -85,17 +101,24 @@ def test_a_claim_is_decided_by_the_interval_and_by_every_seed():
 
 def test_every_metric_has_its_share_of_full_data_and_an_interval_paired_over_users():
     def row(method: str, first: int, hundred: int = 60) -> dict:
-        """A student that has the items of `first` of 95 users in the first place, and those of `hundred` in the first hundred."""
+        """A student that has the items of `first` of 95 users in the first place, and those of
+        `hundred` in the first hundred.
+        """
         users = np.arange(95)
         ranks = np.where(users < first, 1.0, np.where(users < hundred, 50.0, 500.0))
         return {"method": method, "students": [np.stack([ranks, 1 - users / 200], axis=1).tolist()]}
 
     def found(ours: int, theirs: int) -> list[str]:
         seeds = [[row("Farzi [2×3]", ours), row("full data, long", theirs)]] * 2
-        return ratios(ITEMS, seeds, "Farzi [2×3]", "full data, long")["Farzi / full data, long"].split(", ")
+        return ratios(ITEMS, seeds, "Farzi [2×3]", "full data, long")[
+            "Farzi / full data, long"
+        ].split(", ")
 
     hr10, hr100, ndcg10, auc = found(20, 16)
-    assert (hr100, auc) == ("HR@100 100.0 % (100.0–100.0)", "AUC 100.0 % (100.0–100.0)")  # the same users
+    assert (hr100, auc) == (
+        "HR@100 100.0 % (100.0–100.0)",
+        "AUC 100.0 % (100.0–100.0)",
+    )  # the same users
     assert hr10.startswith("HR@10 125.0 % (10")
     assert ndcg10.startswith("NDCG@10 125.0 % (10")
     assert found(0, 0)[0] == found(3, 0)[0] == "HR@10 –"  # full data have none

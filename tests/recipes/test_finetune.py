@@ -1,4 +1,6 @@
-"""The recipe that trains on a published summary: text and items, any architecture, pretrained weights, and the Hub."""
+"""The recipe that trains on a published summary: text and items, any architecture, pretrained
+weights, and the Hub.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,29 @@ from farzi_hf.report import RunSettings
 from farzi_hf.tasks import LanguageModeling
 
 INNER = {
-    "optimizer": "adam", "lr": 0.01, "weight_decay": 0.0, "betas": [0.5, 0.999], "eps": 1e-4, "eps_root": 0.0, "steps": 4,
+    "optimizer": "adam",
+    "lr": 0.01,
+    "weight_decay": 0.0,
+    "betas": [0.5, 0.999],
+    "eps": 1e-4,
+    "eps_root": 0.0,
+    "steps": 4,
     "synthetic_batch_size": 2,
-}  # fmt: skip
+}
 GPT2 = {**LanguageModeling.learner, "n_embd": 8, "n_positions": 64}
-LLAMA = '{"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}'
+LLAMA = (
+    '{"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,'
+    ' "intermediate_size": 8}'
+)
 METHODS = [
-    "Farzi, soft tokens", "Farzi, 2 samples each", "Farzi, likeliest tokens", "full data", "full data, long",
-    "random, same sequences", "random, same bytes",
-]  # fmt: skip
+    "Farzi, soft tokens",
+    "Farzi, 2 samples each",
+    "Farzi, likeliest tokens",
+    "full data",
+    "full data, long",
+    "random, same sequences",
+    "random, same bytes",
+]
 FAST = ("--num_students", "1", "--long_steps", "6", "--use_cpu", "true")
 
 # huggingface_hub uploads large files in a way that its HTTP client calls deprecated
@@ -49,7 +65,10 @@ def text(tmp_path, monkeypatch) -> Path:
 
 
 def methods(folder: Path) -> list[str]:
-    return [row["method"] for row in csv.DictReader((folder / "table.csv").read_text(encoding="utf-8").splitlines())]
+    return [
+        row["method"]
+        for row in csv.DictReader((folder / "table.csv").read_text(encoding="utf-8").splitlines())
+    ]
 
 
 @pytest.mark.slow
@@ -71,10 +90,19 @@ def test_pretrained_weights_are_where_training_starts(text, tmp_path, monkeypatc
     with torch.no_grad():
         model.lm_head.weight.fill_(0.0)  # whatever it reads, it predicts all words alike
     model.save_pretrained(tmp_path / "pretrained")
-    folders = ["--summary", str(text), "--model", str(tmp_path / "pretrained"), "--output_dir", str(tmp_path / "out")]
+    folders = [
+        "--summary",
+        str(text),
+        "--model",
+        str(tmp_path / "pretrained"),
+        "--output_dir",
+        str(tmp_path / "out"),
+    ]
     finetune.main([*folders, *FAST, "--steps", "1"])
     table = (tmp_path / "out" / "table.csv").read_text(encoding="utf-8")
-    perplexity = {row["method"]: float(row["perplexity"]) for row in csv.DictReader(table.splitlines())}
+    perplexity = {
+        row["method"]: float(row["perplexity"]) for row in csv.DictReader(table.splitlines())
+    }
     assert perplexity["Farzi, soft tokens"] == pytest.approx(54, rel=0.2)
     monkeypatch.setattr(finetune, "train_stock", None)  # what is there is not trained again
     finetune.main([*folders, *FAST, "--steps", "1"])
@@ -86,7 +114,9 @@ def pretrained(folder: Path) -> tuple[list[str], torch.nn.Module]:
     lines = list(small_text()["train"]["text"])
     (folder / "notes.txt").write_text("\n".join(lines), encoding="utf-8")
     tokenizer = word_tokenizer(lines, 60)
-    model = AutoModelForCausalLM.from_config(LanguageModeling(tokenizer).learner_config({**GPT2, "n_positions": 128}, 100))
+    model = AutoModelForCausalLM.from_config(
+        LanguageModeling(tokenizer).learner_config({**GPT2, "n_positions": 128}, 100)
+    )
     for part in (model, tokenizer):
         part.save_pretrained(folder / "base")
     data, base, output = (str(folder / name) for name in ("notes.txt", "base", "out"))
@@ -94,7 +124,9 @@ def pretrained(folder: Path) -> tuple[list[str], torch.nn.Module]:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
+@pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)  # peft asks for it
 def test_a_pretrained_model_is_fine_tuned_on_a_summary_of_a_file(tmp_path):
     pytest.importorskip("peft")
     given, model = pretrained(tmp_path)
@@ -119,11 +151,15 @@ def test_a_summary_of_one_file_is_not_taken_for_another(tmp_path, monkeypatch):
     given, _ = pretrained(tmp_path)
     (tmp_path / "others.txt").write_text("a b c\n" * 30, encoding="utf-8")
     with monkeypatch.context() as broken:
-        broken.setattr(finetune.TaskData, "of_summary", None)  # the first run ends after the summary
+        broken.setattr(
+            finetune.TaskData, "of_summary", None
+        )  # the first run ends after the summary
         with pytest.raises(TypeError):
             finetune.main(given)
     assert (tmp_path / "out" / "summary").is_dir()
-    with pytest.raises(SystemExit, match=r"has summary of a run with other settings .*choose another folder"):
+    with pytest.raises(
+        SystemExit, match=r"has summary of a run with other settings .*choose another folder"
+    ):
         finetune.main([*given, "--data", str(tmp_path / "others.txt")])
 
 
@@ -131,7 +167,12 @@ def test_a_summary_of_one_file_is_not_taken_for_another(tmp_path, monkeypatch):
 def test_items(tmp_path, monkeypatch):
     use_small_data(monkeypatch)
     learner = {"model_type": "gru4rec", "hidden_size": 8}
-    recipe = {"dataset": "sample_interactions", "min_interactions": 3, "learner": learner, "splits": [0]}
+    recipe = {
+        "dataset": "sample_interactions",
+        "min_interactions": 3,
+        "learner": learner,
+        "splits": [0],
+    }
     folder = summary(tmp_path / "summary", small_interactions().vocabulary, recipe)
     finetune.main(["--summary", str(folder), "--output_dir", str(tmp_path / "out"), *FAST])
     assert methods(tmp_path / "out") == [*METHODS, "popularity", "item bigram"]
@@ -139,7 +180,9 @@ def test_items(tmp_path, monkeypatch):
 
 def test_a_summary_that_says_nothing_of_its_data_is_refused(tmp_path):
     folder = summary(tmp_path / "summary", ["a", "b"], {})
-    with pytest.raises(SystemExit, match=r"finetune.py: summary: it has no recipe.yaml that names its dataset"):
+    with pytest.raises(
+        SystemExit, match=r"finetune.py: summary: it has no recipe.yaml that names its dataset"
+    ):
         finetune.main(["--summary", str(folder)])
 
 

@@ -1,4 +1,6 @@
-"""The harness of the benchmarks: a cell in a process of its own, its limits, and the rows that are kept."""
+"""The harness of the benchmarks: a cell in a process of its own, its limits, and the rows that are
+kept.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,32 @@ def run_python(code: str, memory: float = 1.0, seconds: float = 60.0) -> dict:
 
 
 def test_a_process_ends_ok_with_all_that_it_reported():
-    facts = run_python("print(json.dumps({'a': 1, 'b': 2}), file=report); print(json.dumps({'b': 3}), file=report)")
+    facts = run_python(
+        "print(json.dumps({'a': 1, 'b': 2}), file=report); print(json.dumps({'b': 3}), file=report)"
+    )
     assert facts == {"a": 1, "b": 3, "status": "ok", "note": ""}
 
 
 @pytest.mark.parametrize(
     ("code", "status", "note"),
     [
-        ("print('{\"a\": 1}', file=report); x = b'1' * (300 << 20); time.sleep(60)", "out of memory", "stopped at 0."),
+        (
+            "print('{\"a\": 1}', file=report); x = b'1' * (300 << 20); time.sleep(60)",
+            "out of memory",
+            "stopped at 0.",
+        ),
         ("print('{\"a\": 1}', file=report); time.sleep(60)", "too slow", "stopped after 2 s"),
-        ("print('{\"a\": 1}', file=report); os.kill(os.getpid(), 9)", "out of memory", "killed by the system at 0."),
+        (
+            "print('{\"a\": 1}', file=report); os.kill(os.getpid(), 9)",
+            "out of memory",
+            "killed by the system at 0.",
+        ),
         ("print('{\"a\": 1}', file=report); raise MemoryError", "out of memory", "MemoryError"),
-        ("print('{\"a\": 1}', file=report); raise ValueError('what is wrong')", "failed", "ValueError: what is wrong"),
+        (
+            "print('{\"a\": 1}', file=report); raise ValueError('what is wrong')",
+            "failed",
+            "ValueError: what is wrong",
+        ),
     ],
     ids=["large", "slow", "killed", "refused", "wrong"],
 )
@@ -70,13 +86,17 @@ class Table:
     def __init__(self, folder: Path) -> None:
         self.folder, self.ran = folder, []
 
-    def __call__(self, *numbers: int, status: str = "ok", code: str = "a", **settings: int) -> list[tuple[int, str]]:
+    def __call__(
+        self, *numbers: int, status: str = "ok", code: str = "a", **settings: int
+    ) -> list[tuple[int, str]]:
         def run(cell: dict) -> dict:
             self.ran.append(cell["number"])
             return {"status": status, "note": ""}
 
         rows, cells = read_rows(self.folder, self.files), [{"number": n} for n in numbers]
-        found = complete(self.folder / self.files[0], rows, cells, run, {"limit": 1, **settings}, code)
+        found = complete(
+            self.folder / self.files[0], rows, cells, run, {"limit": 1, **settings}, code
+        )
         return [(row["number"], row["code"]) for row in found]
 
 
@@ -86,5 +106,9 @@ def test_a_cell_is_measured_once_until_it_failed_or_the_code_changes(tmp_path):
     assert table.ran == [1, 2]
     assert table(3, status="failed") == [(1, "a"), (2, "a"), (3, "a")] == table(3)
     assert table.ran == [1, 2, 3, 3]
-    assert table(2, code="b") == [(1, "a"), (2, "b"), (3, "a")]  # the others stay until somebody asks for them
+    assert table(2, code="b") == [
+        (1, "a"),
+        (2, "b"),
+        (3, "a"),
+    ]  # the others stay until somebody asks for them
     assert table.ran == [1, 2, 3, 3, 2]

@@ -14,13 +14,32 @@ from farzi_hf.attribution import WeightedTraining
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_data")]
 TINY = (
-    "--dataset", "sample", "--num_train", "20", "--num_test", "4", "--longest", "8", "--steps", "8", "--retrainings", "8", "--batch_size", "3",
-    "--vocab_size", "60", "--seeds", "0", "1",
-)  # fmt: skip
+    "--dataset",
+    "sample",
+    "--num_train",
+    "20",
+    "--num_test",
+    "4",
+    "--longest",
+    "8",
+    "--steps",
+    "8",
+    "--retrainings",
+    "8",
+    "--batch_size",
+    "3",
+    "--vocab_size",
+    "60",
+    "--seeds",
+    "0",
+    "1",
+)
 
 
 def test_a_run_writes_its_card_and_a_second_one_trains_nothing(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(influence_distance, "SETTINGS", {"tied, lr 0.01, ε 0.01": (True, 1e-2, 1e-2, 100)})
+    monkeypatch.setattr(
+        influence_distance, "SETTINGS", {"tied, lr 0.01, ε 0.01": (True, 1e-2, 1e-2, 100)}
+    )
     monkeypatch.setattr(influence, "RESAMPLES", 10)
     influence_distance.main([*TINY, *places(tmp_path)])
     assert {path.name for path in (tmp_path / "card").iterdir()} == set(FILES)
@@ -36,9 +55,17 @@ def test_a_run_writes_its_card_and_a_second_one_trains_nothing(tmp_path, monkeyp
 
 def test_what_is_chosen_is_what_the_scores_say(tmp_path, monkeypatch) -> None:
     """The lowest 5, 10 and 20 % are left out; of the highest, 30 % stay. Of 20 rows."""
-    monkeypatch.setattr(influence_distance, "SETTINGS", {"untied, lr 0.01": (False, 1e-2, 1e-6, 100)})
-    problem, chosen = DistanceProblem.of([*TINY[:-3], "--output_dir", str(tmp_path)], "untied, lr 0.01"), []
-    scores = {name: [float(-i) for i in range(20)] for name in (EXACT, influence_distance.OVER_HALVES, RANDOM)}
+    monkeypatch.setattr(
+        influence_distance, "SETTINGS", {"untied, lr 0.01": (False, 1e-2, 1e-6, 100)}
+    )
+    problem, chosen = (
+        DistanceProblem.of([*TINY[:-3], "--output_dir", str(tmp_path)], "untied, lr 0.01"),
+        [],
+    )
+    scores = {
+        name: [float(-i) for i in range(20)]
+        for name in (EXACT, influence_distance.OVER_HALVES, RANDOM)
+    }
     monkeypatch.setattr(DistanceProblem, "scores", lambda self, seed: scores)
     fresh = DistanceProblem._fresh
 

@@ -7,11 +7,28 @@ import pytest
 import torch
 
 TINY = (
-    "--entries", "30", "--sequences", "4", "--length", "6", "--steps", "3", "--window", "2", "--hidden", "4", "--label_dim", "3", "--real", "5",
-)  # fmt: skip
+    "--entries",
+    "30",
+    "--sequences",
+    "4",
+    "--length",
+    "6",
+    "--steps",
+    "3",
+    "--window",
+    "2",
+    "--hidden",
+    "4",
+    "--label_dim",
+    "3",
+    "--real",
+    "5",
+)
 
 
-@pytest.mark.parametrize("more", [("video",), ("gpt2", "--adjoint", "tape"), ("gpt2", "--shared_head")], ids=" ".join)
+@pytest.mark.parametrize(
+    "more", [("video",), ("gpt2", "--adjoint", "tape"), ("gpt2", "--shared_head")], ids=" ".join
+)
 def test_a_case_is_timed(more: tuple[str, ...], capsys, monkeypatch) -> None:
     monkeypatch.setattr(many_items, "keep_freed_memory", lambda: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)

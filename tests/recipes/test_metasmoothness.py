@@ -21,17 +21,22 @@ def learner() -> Learner:
 def trained(learner: Learner, optimizer: InnerSGD, steps: int) -> WeightedTraining:
     ids = torch.randint(1, 13, (8, 6), generator=torch.Generator().manual_seed(0))
     start = {name: x.double() for name, x in learner.initial_parameters(0).items()}
-    return WeightedTraining(learner, {"input_ids": ids, "labels": ids}, minibatches(8, 4, steps, 0), optimizer, start)
+    return WeightedTraining(
+        learner, {"input_ids": ids, "labels": ids}, minibatches(8, 4, steps, 0), optimizer, start
+    )
 
 
 def test_a_slow_training_is_smooth_and_a_wild_one_is_not(learner):
     test = torch.randint(1, 13, (8, 6), generator=torch.Generator().manual_seed(1))
     slow, wild = (
         metasmoothness(
-            trained(learner, InnerSGD(lr=lr, momentum=0.5), 20), {"input_ids": test, "labels": test}, size=0.2, directions=4
+            trained(learner, InnerSGD(lr=lr, momentum=0.5), 20),
+            {"input_ids": test, "labels": test},
+            size=0.2,
+            directions=4,
         )
         for lr in (0.001, 1.0)
-    )  # fmt: skip
+    )
     assert slow["slope"] == pytest.approx(1, abs=0.01)
     assert slow["correlation"] > 0.999
     assert slow["curvature"] < 0.05
@@ -41,7 +46,11 @@ def test_a_slow_training_is_smooth_and_a_wild_one_is_not(learner):
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"size": 0.0}, "size=0.0 and dir"), ({"directions": 1}, "directions=1"), ({}, r"losses of shape \(2,\)")],
+    [
+        ({"size": 0.0}, "size=0.0 and dir"),
+        ({"directions": 1}, "directions=1"),
+        ({}, r"losses of shape \(2,\)"),
+    ],
 )
 def test_smoothness_says_what_is_wrong(learner, settings, message):
     losses = lambda theta: theta["transformer.wte.weight"].sum().expand(2)  # noqa: E731

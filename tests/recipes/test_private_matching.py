@@ -36,7 +36,9 @@ def farzi() -> FarziData:
 def private(noise: float = SIGMA, norm: float = C, key: int = 11) -> PrivateMatching:
     rows = np.random.default_rng(0).integers(4, V, (N, LENGTH)).tolist()
     real = RealData(Dataset.from_dict({"input_ids": rows}), SequenceCollator(), "cpu")
-    matching = MetaMatching(SyntheticTraining(InnerAdam(0.02, eps=1e-3), 1.0, 2), steps=3, steps_min=3)
+    matching = MetaMatching(
+        SyntheticTraining(InnerAdam(0.02, eps=1e-3), 1.0, 2), steps=3, steps_min=3
+    )
     return PrivateMatching(matching, real, B, noise, 1e-3, norm, key=key)
 
 
@@ -55,7 +57,9 @@ def test_each_row_is_in_a_sample_with_probability_q_independent_of_others():
         drawn[step, objective.sample(step)] = 1
     q = B / N
     assert abs(drawn.mean(axis=0) - q).max() < 5 * (q * (1 - q) / steps) ** 0.5
-    assert np.var(drawn.sum(axis=1)) == pytest.approx(N * q * (1 - q), rel=0.1)  # binomial: the size of a sample varies
+    assert np.var(drawn.sum(axis=1)) == pytest.approx(
+        N * q * (1 - q), rel=0.1
+    )  # binomial: the size of a sample varies
     assert abs(np.corrcoef(drawn.T) - np.eye(N)).max() < 5 / steps**0.5
 
 
@@ -68,21 +72,31 @@ def test_the_noise_has_the_variance_of_sigma_and_c(noise, norm):
 
 
 def test_noise_and_samples_are_of_one_release_alone():
-    """The same θ, settings and step have the same release, as a run that resumes needs it. Every other release has noise of its own."""
+    """The same θ, settings and step have the same release, as a run that resumes needs it. Every
+    other release has noise of its own.
+    """
     theta, one = {"a": torch.ones(5), "b": torch.zeros(2)}, private()
     secret = one.secret(theta, 3)
     assert secret == private().secret({name: x.clone() for name, x in theta.items()}, 3)
     others = {
-        private(key=12).secret(theta, 3), one.secret(theta, 4), one.secret({**theta, "b": torch.tensor([0.0, 1e-20])}, 3),
-        private(noise=SIGMA + 1e-9).secret(theta, 3), private(norm=2 * C).secret(theta, 3), replace(one, batch_size=B + 1).secret(theta, 3),
-        replace(one, real=replace(one.real, dataset=one.real.dataset.select([*range(1, N), 1]))).secret(theta, 3),
-    }  # fmt: skip
+        private(key=12).secret(theta, 3),
+        one.secret(theta, 4),
+        one.secret({**theta, "b": torch.tensor([0.0, 1e-20])}, 3),
+        private(noise=SIGMA + 1e-9).secret(theta, 3),
+        private(norm=2 * C).secret(theta, 3),
+        replace(one, batch_size=B + 1).secret(theta, 3),
+        replace(
+            one, real=replace(one.real, dataset=one.real.dataset.select([*range(1, N), 1]))
+        ).secret(theta, 3),
+    }
     assert len({secret, *others}) == 8
     zero = {"a": torch.zeros(9)}
     for other in others:
         assert not torch.isclose(one._noisy(zero, secret)["a"], one._noisy(zero, other)["a"]).any()
         assert not np.array_equal(one.sample(secret), one.sample(other))
-    noises = [one._noisy({"a": torch.full((9,), x)}, secret)["a"] for x in (0.0, 1e-20)]  # whatever makes another sum
+    noises = [
+        one._noisy({"a": torch.full((9,), x)}, secret)["a"] for x in (0.0, 1e-20)
+    ]  # whatever makes another sum
     assert not torch.isclose(*noises).any()
     keys = {PrivateMatching(one.matching, one.real, B, SIGMA, 1e-3, C).key for _ in range(4)}
     assert len(keys) == 4  # without a key, the system draws one
@@ -98,7 +112,9 @@ def test_one_row_changes_the_sum_by_at_most_c(learner, scale):
         change = flat(clipped_sum(learner, theta, [*rows[:2], row, rows[2]], C)[0]) - without
         lengths.append(change.norm().item())
         own = {name: x.requires_grad_() for name, x in theta.items()}
-        gradient = torch.autograd.grad(learner.hard_loss(own, row), list(own.values()), materialize_grads=True)
+        gradient = torch.autograd.grad(
+            learner.hard_loss(own, row), list(own.values()), materialize_grads=True
+        )
         gradient = torch.cat([g.flatten() for g in gradient])
         torch.testing.assert_close(change, gradient * min(1, C / gradient.norm().item()))
     assert max(lengths) <= C * (1 + 1e-9)
@@ -106,9 +122,17 @@ def test_one_row_changes_the_sum_by_at_most_c(learner, scale):
 
 
 def test_a_row_without_a_finite_gradient_adds_nothing(learner, monkeypatch):
-    theta, rows, hard_loss = learner.initial_parameters(0), rows_of(private(), [0, 1, 2]), learner.hard_loss
+    theta, rows, hard_loss = (
+        learner.initial_parameters(0),
+        rows_of(private(), [0, 1, 2]),
+        learner.hard_loss,
+    )
     expected, rest = clipped_sum(learner, theta, [rows[0], rows[2]], C)
-    monkeypatch.setattr(learner, "hard_loss", lambda p, row: hard_loss(p, row) * (torch.nan if row is rows[1] else 1))
+    monkeypatch.setattr(
+        learner,
+        "hard_loss",
+        lambda p, row: hard_loss(p, row) * (torch.nan if row is rows[1] else 1),
+    )
     found, loss = clipped_sum(learner, theta, rows, C)
     assert torch.equal(flat(found), flat(expected))
     assert loss == rest
@@ -139,7 +163,9 @@ def test_the_loss_of_an_empty_sample_is_not_known(learner, farzi):
 
 
 def test_a_clipped_noisy_release_is_all_that_the_summary_sees(learner, farzi):
-    """Two data sets with the same release give the same gradient: after it, nothing looks at the data."""
+    """Two data sets with the same release give the same gradient: after it, nothing looks at the
+    data.
+    """
     objective = private()
     given = {name: torch.ones_like(x) for name, x in learner.initial_parameters(0).items()}
     gradients = []
@@ -147,11 +173,13 @@ def test_a_clipped_noisy_release_is_all_that_the_summary_sees(learner, farzi):
         real = replace(objective.real, dataset=Dataset.from_dict(objective.real.dataset[numbers]))
         other = replace(objective, real=real)
         other._noisy = lambda total, secret: given
-        gradients.append(torch.autograd.grad(other(learner, farzi.tensors, {}, 5), list(farzi.parameters())))
+        gradients.append(
+            torch.autograd.grad(other(learner, farzi.tensors, {}, 5), list(farzi.parameters()))
+        )
     assert all(map(torch.equal, *gradients))
 
 
-# -- trainer ---------------------------------------------------------------------------------------------------------
+# -- trainer ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -163,7 +191,9 @@ def settings():
 @pytest.mark.slow
 def test_epsilon_is_the_accountants(tmp_path, sequences, tokenizer, settings):
     accountants = pytest.importorskip("opacus.accountants")
-    trainer = tiny_trainer(tmp_path / "out", sequences, tokenizer, **settings, gradient_accumulation_steps=2)
+    trainer = tiny_trainer(
+        tmp_path / "out", sequences, tokenizer, **settings, gradient_accumulation_steps=2
+    )
     assert trainer.objective.epsilon == 0
     trainer.train()
     accountant, q = accountants.RDPAccountant(), 40 / len(trainer.train_dataset)
@@ -172,8 +202,15 @@ def test_epsilon_is_the_accountants(tmp_path, sequences, tokenizer, settings):
     assert trainer.objective.epsilon == pytest.approx(accountant.get_epsilon(1e-3))
     assert (trainer.objective.releases, trainer.objective.sampling_rate) == (8, q)
     trainer.save_model(str(tmp_path / "artefact"))
-    files, key = [p.read_bytes() for p in (tmp_path / "artefact").rglob("*") if p.is_file()], trainer.objective.key
-    assert not any(secret in content for secret in (str(key).encode(), key.to_bytes(8, "little")) for content in files)
+    files, key = (
+        [p.read_bytes() for p in (tmp_path / "artefact").rglob("*") if p.is_file()],
+        trainer.objective.key,
+    )
+    assert not any(
+        secret in content
+        for secret in (str(key).encode(), key.to_bytes(8, "little"))
+        for content in files
+    )
 
 
 def test_a_resumed_run_has_the_same_noise_and_account(tmp_path, sequences, tokenizer, settings):
@@ -191,8 +228,14 @@ def test_a_resumed_run_has_the_same_noise_and_account(tmp_path, sequences, token
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"initialization": "spectral"}, "initialization='spectral': other starts are computed from the data"),
-        ({"inputs": "tokens", "labels": "own"}, "inputs='tokens': ids would be drawn by their frequency"),
+        (
+            {"initialization": "spectral"},
+            "initialization='spectral': other starts are computed from the data",
+        ),
+        (
+            {"inputs": "tokens", "labels": "own"},
+            "inputs='tokens': ids would be drawn by their frequency",
+        ),
         ({"labels": "own"}, "labels='own': a teacher would be trained on the data"),
         ({"trajectories": "omega"}, "trajectories='omega': they were trained on the data"),
     ],
@@ -210,18 +253,28 @@ def test_settings_that_break_privacy_are_refused(tmp_path, settings, changes, me
         (161, 1e-3, False, "per_device_train_batch_size=161 is more than the 160 rows"),
     ],
 )
-def test_a_trainer_refuses_what_breaks_privacy(tmp_path, sequences, tokenizer, settings, size, delta, stream, message):
+def test_a_trainer_refuses_what_breaks_privacy(
+    tmp_path, sequences, tokenizer, settings, size, delta, stream, message
+):
     register(1.3, delta=delta)
     given = {"train_dataset": sequences["train"].to_iterable_dataset()} if stream else {}
     with pytest.raises(ValueError, match=message):
-        tiny_trainer(tmp_path / "out", sequences, tokenizer, given, **{**settings, "per_device_train_batch_size": size})
+        tiny_trainer(
+            tmp_path / "out",
+            sequences,
+            tokenizer,
+            given,
+            **{**settings, "per_device_train_batch_size": size},
+        )
 
 
 def test_constants_have_no_part_in_gradients_clipping_and_noise():
     """As of a base under adapters: its gradients would take most of C."""
 
     def head_alone() -> torch.nn.Module:
-        model = AutoModelForCausalLM.from_config(config_of("gpt2", tie_word_embeddings=False)).requires_grad_(False)
+        model = AutoModelForCausalLM.from_config(
+            config_of("gpt2", tie_word_embeddings=False)
+        ).requires_grad_(False)
         model.lm_head.requires_grad_(True)
         return model
 

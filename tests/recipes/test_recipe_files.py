@@ -23,9 +23,17 @@ def test_no_recipe_writes_a_result_in_place():
 
 
 def test_configs_that_recipes_name_exist():
-    """In docstrings of recipes and in comments of configs. DATASET, NAME and the like stand for many names."""
-    there = {path.name for path in RECIPES.rglob("*.yaml")} | {"recipe.yaml"}  # which each summary has
+    """In docstrings of recipes and in comments of configs. DATASET, NAME and the like stand for
+    many names.
+    """
+    there = {path.name for path in RECIPES.rglob("*.yaml")} | {
+        "recipe.yaml"
+    }  # which each summary has
     pages = [path for kind in ("*.py", "*.yaml") for path in RECIPES.rglob(kind)]
-    named = {(path.name, name) for path in pages for name in CONFIG.findall(path.read_text(encoding="utf-8"))}
+    named = {
+        (path.name, name)
+        for path in pages
+        for name in CONFIG.findall(path.read_text(encoding="utf-8"))
+    }
     assert len(named) > 20
     assert [pair for pair in sorted(named) if pair[1] not in there] == []

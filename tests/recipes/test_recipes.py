@@ -1,4 +1,6 @@
-"""The recipes as their users meet them: what they say when something is wrong, and a whole run of `ptb.py` with all that it leaves."""
+"""The recipes as their users meet them: what they say when something is wrong, and a whole run of
+`ptb.py` with all that it leaves.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,12 @@ from farzi_hf.report import RunSettings, TaskData
 def script(folder: Path, launcher: tuple[str, ...], *argv: str) -> subprocess.CompletedProcess:
     """ptb.py in processes of its own, without a network and with an empty cache."""
     environment = {
-        **os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "cache"), "PYTHONPATH": str(RECIPES.parent),
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(folder / "cache"),
+        "PYTHONPATH": str(RECIPES.parent),
         "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+    }
     command = [sys.executable, *launcher, str(RECIPES / "ptb.py"), *argv]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
@@ -44,7 +49,9 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def start_row(output: Path) -> dict[str, str]:
-    return next(row for row in read_csv(output / "table.csv") if row["method"] == "Farzi, 0 outer steps")
+    return next(
+        row for row in read_csv(output / "table.csv") if row["method"] == "Farzi, 0 outer steps"
+    )
 
 
 def test_without_data_it_names_the_sample_in_one_line(tmp_path, monkeypatch, capsys):
@@ -56,16 +63,27 @@ def test_without_data_it_names_the_sample_in_one_line(tmp_path, monkeypatch, cap
 
 
 FOREIGN = {
-    ptb: "recipe.yaml table.md plots/tokens.png plots summary/README.md summary/config.json checkpoint-500/weights.bin",
-    recsys: "table.csv recipe.yaml comparison_auc.png split-1/results.json split-1/recipe.yaml split-1/summary/README.md split-1/checkpoint-2/notes",
+    ptb: (
+        "recipe.yaml table.md plots/tokens.png plots summary/README.md summary/config.json"
+        " checkpoint-500/weights.bin"
+    ),
+    recsys: (
+        "table.csv recipe.yaml comparison_auc.png split-1/results.json split-1/recipe.yaml"
+        " split-1/summary/README.md split-1/checkpoint-2/notes"
+    ),
     finetune: "table.md comparison.png recipe.yaml",
     objectives: "card/table.json card/comparison.png",
-    sample_efficiency: "card/table.md card/sample_efficiency.png runs/farzi-4-8/seed-1/cell.json runs/farzi-4-8/seed-1/summary.safetensors",
+    sample_efficiency: (
+        "card/table.md card/sample_efficiency.png runs/farzi-4-8/seed-1/cell.json"
+        " runs/farzi-4-8/seed-1/summary.safetensors"
+    ),
 }
 """Files of others, by the recipe that would overwrite them."""
 
 
-@pytest.mark.parametrize(("script", "name"), [(recipe, name) for recipe in FOREIGN for name in FOREIGN[recipe].split()])
+@pytest.mark.parametrize(
+    ("script", "name"), [(recipe, name) for recipe in FOREIGN for name in FOREIGN[recipe].split()]
+)
 def test_what_no_recipe_wrote_is_refused_before_any_work(tmp_path, script, name, monkeypatch):
     path = tmp_path / "out" / name
     path.parent.mkdir(parents=True)
@@ -89,8 +107,12 @@ def test_what_no_recipe_wrote_is_refused_before_any_work(tmp_path, script, name,
 
 
 @pytest.mark.parametrize("script", [ptb, finetune, objectives, sample_efficiency])
-def test_results_of_other_settings_or_another_recipe_stay(finished_text, tmp_path, small_data, script, monkeypatch):
-    output = shutil.copytree(finished_text.output, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoint-*"))
+def test_results_of_other_settings_or_another_recipe_stay(
+    finished_text, tmp_path, small_data, script, monkeypatch
+):
+    output = shutil.copytree(
+        finished_text.output, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoint-*")
+    )
     before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
     monkeypatch.setattr(TaskData, "splits", lambda *_: pytest.fail("it has begun to work"))
     card = [*places(tmp_path), "--card_dir", str(output)]
@@ -107,24 +129,37 @@ def test_results_of_other_settings_or_another_recipe_stay(finished_text, tmp_pat
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
 
 
-# -- whole runs ------------------------------------------------------------------------------------------------------
+# -- whole runs ------------------------------------------------------------------------------------
 
 
 def test_a_run_shows_what_it_does_and_how_far_it_is(finished_text):
     shown = finished_text.shown
     assert "Farzi, 0 outer steps" in shown
     assert "Students" in shown
-    assert not re.findall(r".*(?:[Ww]arn|loss_type|pin_memory).*", shown)  # a first minute without them
+    assert not re.findall(
+        r".*(?:[Ww]arn|loss_type|pin_memory).*", shown
+    )  # a first minute without them
     assert not re.search(r"\d+it \[", shown)  # a bar without an end, or past it
 
 
 def test_a_run_leaves_a_table_and_plots(finished_text):
     output = finished_text.output
     methods = [
-        "Farzi [4×8]", "Farzi, 0 outer steps", "Farzi, stock Trainer", "packed teacher, made-up inputs", "teacher", "full data", "full data, long",
-        "random, same sequences", "random, stopped early", "random, same bytes", "random, same bytes, stopped early",
-        "head (longest)", "unigram", "interpolated bigram",
-    ]  # fmt: skip
+        "Farzi [4×8]",
+        "Farzi, 0 outer steps",
+        "Farzi, stock Trainer",
+        "packed teacher, made-up inputs",
+        "teacher",
+        "full data",
+        "full data, long",
+        "random, same sequences",
+        "random, stopped early",
+        "random, same bytes",
+        "random, same bytes, stopped early",
+        "head (longest)",
+        "unigram",
+        "interpolated bigram",
+    ]
     metrics = json.loads((output / "summary" / "metrics.json").read_text())
     assert [row["method"] for row in metrics["table"]] == methods
     rows = csv.DictReader((output / "table.csv").read_text(encoding="utf-8").splitlines())
@@ -153,13 +188,17 @@ def test_a_run_leaves_a_summary_that_loads_with_its_recipe(finished_text, tmp_pa
     assert metrics["table"][0]["bytes"] == farzi.nbytes
     assert "interpolated bigram" in (output / "summary" / "README.md").read_text()
     types = (RunSettings, FarziConfig)
-    settings, args = parse_arguments(types, ptb.CONFIG, ["--config", str(output / "summary" / "recipe.yaml")])
+    settings, args = parse_arguments(
+        types, ptb.CONFIG, ["--config", str(output / "summary" / "recipe.yaml")]
+    )
     recipe = {**settings.load().recipe([args.seed]), **args.to_recipe()}
     assert recipe == yaml.safe_load((output / "recipe.yaml").read_text())
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_run_that_goes_on_does_not_make_its_start_again(finished_text, tmp_path, small_data, monkeypatch):
+def test_a_run_that_goes_on_does_not_make_its_start_again(
+    finished_text, tmp_path, small_data, monkeypatch
+):
     output = shutil.copytree(finished_text.output, tmp_path / "run")
     before = start_row(output)
     for name in ("table.csv", "results.json"):
@@ -171,7 +210,10 @@ def test_a_run_that_goes_on_does_not_make_its_start_again(finished_text, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
-@pytest.mark.parametrize(("inputs", "words"), [("drawn", "drawn ids"), ("written", "written ids"), ("tokens", "fixed ids")])
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [("drawn", "drawn ids"), ("written", "written ids"), ("tokens", "fixed ids")],
+)
 def test_rows_of_a_summary_that_carries_its_teacher(tmp_path, small_data, inputs, words):
     """Farzi is what outer steps have made. Without them, it is a packed teacher."""
     form = (
@@ -188,28 +230,49 @@ def test_rows_of_a_summary_that_carries_its_teacher(tmp_path, small_data, inputs
         "no",
     )
     started = [f"packed teacher, {words}", f"packed teacher, {words}, stock Trainer", "teacher"]
-    moved = ["Farzi [4×8]", f"packed teacher, {words} (0 outer steps)", "Farzi, stock Trainer", "teacher"]
+    moved = [
+        "Farzi [4×8]",
+        f"packed teacher, {words} (0 outer steps)",
+        "Farzi, stock Trainer",
+        "teacher",
+    ]
     for steps, methods in (("0", started), ("1", moved)):
         ptb.main([*DEMO, *form, "--max_steps", steps, "--output_dir", str(tmp_path / steps)])
         table = read_csv(tmp_path / steps / "table.csv")
         assert [row["method"] for row in table] == [*methods, "unigram", "interpolated bigram"]
         nbytes = str(FarziData.from_pretrained(tmp_path / steps / "summary").nbytes)
-        assert {row["bytes"] for row in table if row["method"] in (methods[0], *methods[-2:])} == {nbytes}
+        assert {row["bytes"] for row in table if row["method"] in (methods[0], *methods[-2:])} == {
+            nbytes
+        }
 
 
 @pytest.mark.slow
 def test_two_processes_are_two_and_one_of_them_speaks(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     config = str(RECIPES / "accelerate" / "two_cpu_processes.yaml")
-    launcher = ("-m", "accelerate.commands.launch", "--config_file", config, "--main_process_port", "29614")
+    launcher = (
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        config,
+        "--main_process_port",
+        "29614",
+    )
     run = script(tmp_path, launcher, *DEMO, "--output_dir", "run", "--baselines", "head")
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.count("world size 2") == 1
     metrics = json.loads((tmp_path / "run" / "summary" / "metrics.json").read_text())
     assert metrics["world_size"] == 2
-    assert [row["method"] for row in metrics["table"]][:3] == ["Farzi [4×8]", "Farzi, 0 outer steps", "head (longest)"]
+    assert [row["method"] for row in metrics["table"]][:3] == [
+        "Farzi [4×8]",
+        "Farzi, 0 outer steps",
+        "head (longest)",
+    ]
     before = start_row(tmp_path / "run")
-    for name in ("start.json", "results.json"):  # as if the run had ended before them; then both make the start again
+    for name in (
+        "start.json",
+        "results.json",
+    ):  # as if the run had ended before them; then both make the start again
         (tmp_path / "run" / name).unlink()
     more = script(tmp_path, launcher, *DEMO, "--output_dir", "run", "--baselines", "head")
     assert more.returncode == 0, more.stderr[-3000:]

@@ -1,4 +1,6 @@
-"""The recommendation recipe as its user meets it: a whole run over two splits, and one of real data alone."""
+"""The recommendation recipe as its user meets it: a whole run over two splits, and one of real data
+alone.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,26 @@ from farzi_hf.tasks import Recommendation
 
 def test_a_run_over_two_splits_leaves_one_table(finished_items):
     methods = [
-        "Farzi [4×8]", "Farzi, 0 outer steps", "Farzi, stock Trainer", "packed teacher, made-up inputs", "teacher", "full data", "full data, long",
-        "random, same sequences", "random, same bytes", "head (longest)", "popularity", "item bigram",
-    ]  # fmt: skip
+        "Farzi [4×8]",
+        "Farzi, 0 outer steps",
+        "Farzi, stock Trainer",
+        "packed teacher, made-up inputs",
+        "teacher",
+        "full data",
+        "full data, long",
+        "random, same sequences",
+        "random, same bytes",
+        "head (longest)",
+        "popularity",
+        "item bigram",
+    ]
     table = (finished_items.output / "table.md").read_text()
     assert table.partition("\n\n")[0] in finished_items.printed
-    rows = list(csv.DictReader((finished_items.output / "table.csv").read_text(encoding="utf-8").splitlines()))
+    rows = list(
+        csv.DictReader(
+            (finished_items.output / "table.csv").read_text(encoding="utf-8").splitlines()
+        )
+    )
     assert [row["method"] for row in rows] == methods
     assert all(0 <= float(row[metric]) <= 1 for row in rows for metric in Recommendation.shown)
     assert "splits: [0, 1]" in table

@@ -1,4 +1,6 @@
-"""Students of a summary and of real data: measured as the trainer does, on subsets of the right size, pooled over seeds."""
+"""Students of a summary and of real data: measured as the trainer does, on subsets of the right
+size, pooled over seeds.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,17 @@ from farzi_hf.tasks import Recommendation
 
 ITEMS = ("--dataset", "sample_interactions", "--learner", GRU4REC)
 TEXT = ("--dataset", "sample", "--vocab_size", "50", "--window", "0")
-CARRIED = (*TEXT, "--inputs", "drawn", "--labels", "teacher", "--storage", "coded5", "--teacher_steps", "6")
+CARRIED = (
+    *TEXT,
+    "--inputs",
+    "drawn",
+    "--labels",
+    "teacher",
+    "--storage",
+    "coded5",
+    "--teacher_steps",
+    "6",
+)
 
 
 @pytest.fixture
@@ -46,14 +58,20 @@ def test_text_students_are_measured_as_the_trainer_does_and_subsets_have_their_s
     trainer, c = started(*TEXT, "--inner_learning_rate", "0.05")
     measured = c.task.metrics(c.statistics(c.summary_student(0), c.splits["validation"]))
     expected = trainer.evaluate()
-    assert measured == pytest.approx({name: expected[f"eval_{name}"] for name in measured}, rel=1e-4)
+    assert measured == pytest.approx(
+        {name: expected[f"eval_{name}"] for name in measured}, rel=1e-4
+    )
     assert c.tokens_per_step == 16
     assert len(c.draw_sequences(0)) == 4
     lengths = flatten_sequences(c.draw_tokens(100, seed=0))[1]
     assert lengths.sum() - lengths[-1] < 100 <= lengths.sum()
     # Students on real data learn, and another seed is another student.
-    students = [c.real_student(c.splits["train"], steps, seed) for steps, seed in ((1, 0), (60, 0), (60, 1))]
-    before, after, another = (c.task.error(c.statistics(student, c.splits["test"])) for student in students)
+    students = [
+        c.real_student(c.splits["train"], steps, seed) for steps, seed in ((1, 0), (60, 0), (60, 1))
+    ]
+    before, after, another = (
+        c.task.error(c.statistics(student, c.splits["test"])) for student in students
+    )
     assert after < 0.8 * before
     assert after != another
 
@@ -75,7 +93,9 @@ def test_real_data_have_the_bytes_of_their_ids_however_the_summary_is_stored(sta
 
 @pytest.mark.parametrize("data", [TEXT, ITEMS], ids=["text", "items"])
 def test_students_of_a_packed_teacher_are_the_humble_row(started, data):
-    """They take T steps with the settings of that form. The teacher itself takes none, and both weigh what one must keep."""
+    """They take T steps with the settings of that form. The teacher itself takes none, and both
+    weigh what one must keep.
+    """
     trainer, c = started(*data, "--teacher_steps", "150", "--inner_steps", "7")
     students, itself = (BASELINES[name](c) for name in ("packed_teacher", "teacher"))
     assert (students.method, itself.method) == ("packed teacher, made-up inputs", "teacher")
@@ -84,16 +104,26 @@ def test_students_of_a_packed_teacher_are_the_humble_row(started, data):
     farzi = c.carrier()
     assert students.nbytes == itself.nbytes == farzi.nbytes
     assert farzi.config.inner == {**STUDENTS_OF_A_TEACHER, "steps": 7}
-    assert (farzi.config.inputs, farzi.config.labels, c.farzi.config.labels) == ("drawn", "teacher", "shared")
+    assert (farzi.config.inputs, farzi.config.labels, c.farzi.config.labels) == (
+        "drawn",
+        "teacher",
+        "shared",
+    )
     untrained = c.task.error(
-        c.statistics(partial(trainer.learner.logits, trainer.learner.initial_parameters(0)), c.splits["test"])
+        c.statistics(
+            partial(trainer.learner.logits, trainer.learner.initial_parameters(0)), c.splits["test"]
+        )
     )
     assert c.task.error(itself.students[0]) < untrained  # it has been trained
-    assert all(BASELINES[name](replace(c, carrier=None)) is None for name in ("packed_teacher", "teacher"))
+    assert all(
+        BASELINES[name](replace(c, carrier=None)) is None for name in ("packed_teacher", "teacher")
+    )
 
 
 def test_rows_of_a_summary_whose_rows_do_not_run_out(started):
-    """A step reads b rows, however few are shown; and rows with as many sequences as are shown mean nothing."""
+    """A step reads b rows, however few are shown; and rows with as many sequences as are shown mean
+    nothing.
+    """
     trainer, c = started(*CARRIED, "--synthetic_batch_size", "10")
     trainer.tune_initialization()
     assert (c.farzi.config.num_sequences, c.tokens_per_step) == (4, 80)
@@ -113,22 +143,30 @@ def test_recommenders_are_measured_as_the_trainer_does_and_learn_from_whole_hist
     assert measured == pytest.approx({name: expected[f"eval_{name}"] for name in measured})
     assert c.validation_error(student) == -measured["hr@10"]  # there are few items
     train = c.splits["train"]
-    assert flatten_sequences(c.draw_sequences(0))[1].max() > c.length  # so they are cut into windows
-    before, after = (rank_metrics(c.statistics(c.real_student(train, n, 0), train))["auc"] for n in (1, 60))
+    assert (
+        flatten_sequences(c.draw_sequences(0))[1].max() > c.length
+    )  # so they are cut into windows
+    before, after = (
+        rank_metrics(c.statistics(c.real_student(train, n, 0), train))["auc"] for n in (1, 60)
+    )
     assert after > before + 0.05
 
 
-# -- rows ------------------------------------------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------
 
 
 def ranks(users: int, seed: int) -> np.ndarray:
     generator = np.random.default_rng(seed)
-    return np.stack([generator.integers(1, 200, (2, users)), generator.random((2, users))], axis=-1).astype(float)
+    return np.stack(
+        [generator.integers(1, 200, (2, users)), generator.random((2, users))], axis=-1
+    ).astype(float)
 
 
 def test_splits_are_put_together_by_their_users():
     a, b = ranks(30, 0), ranks(50, 1)
-    measured = [Measured("x", list(values), n, steps=n, seconds=n / 2) for values, n in ((a, 10), (b, 20))]
+    measured = [
+        Measured("x", list(values), n, steps=n, seconds=n / 2) for values, n in ((a, 10), (b, 20))
+    ]
     row = pooled_row(Recommendation(None), measured)
     together = [rank_metrics(np.concatenate([a[i], b[i]]))["hr@100"] for i in range(2)]
     means = [rank_metrics(values)["hr@100"] for split in (a, b) for values in split]
@@ -155,6 +193,8 @@ def test_a_large_vocabulary_is_evaluated_in_small_batches(started, monkeypatch):
     expected = c.statistics(student, rows)
     longest = max(map(len, rows["input_ids"]))
     monkeypatch.setattr(comparison, "_LOGITS", 3 * longest * c.learner.vocab_size)
-    found = c.statistics(lambda batch: sizes.append(len(batch["input_ids"])) or student(batch), rows)
+    found = c.statistics(
+        lambda batch: sizes.append(len(batch["input_ids"])) or student(batch), rows
+    )
     assert max(sizes) == 3
     assert c.task.metrics(found) == pytest.approx(c.task.metrics(expected))

@@ -1,4 +1,6 @@
-"""Figures: they are drawn from what the trainer logs and what summaries decode to, and say so when they cannot be."""
+"""Figures: they are drawn from what the trainer logs and what summaries decode to, and say so when
+they cannot be.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,12 @@ def test_distillation_draws_a_panel_per_quantity_that_was_logged(tmp_path):
     metric = {"metric": "eval_perplexity", "metric_label": "Perplexity of a fresh student"}
     plot_distillation(LOG, tmp_path / "all.png", **metric, full_data=82.0, unigram=196.6)
     plot_distillation([row for row in LOG if "loss" in row], tmp_path / "training.png", **metric)
-    plot_distillation([row for row in LOG if "loss" not in row], tmp_path / "student.png", **metric, full_data=82.0)
+    plot_distillation(
+        [row for row in LOG if "loss" not in row],
+        tmp_path / "student.png",
+        **metric,
+        full_data=82.0,
+    )
     heights = [size_of(tmp_path / f"{name}.png")[1] for name in ("all", "training", "student")]
     assert heights == sorted(heights, reverse=True)
     assert len(set(heights)) == 3
@@ -61,7 +68,10 @@ def test_distillation_draws_a_panel_per_quantity_that_was_logged(tmp_path):
 
 
 def test_tokens_wrap_into_strips_and_are_shown_as_they_are(tmp_path):
-    decoded = [[position("$x$", "<unk>"), position("unmanageably-long-token", "a_b")] * 6, [position(3, 14)] * 4]
+    decoded = [
+        [position("$x$", "<unk>"), position("unmanageably-long-token", "a_b")] * 6,
+        [position(3, 14)] * 4,
+    ]
     plot_tokens(decoded, tmp_path / "words.png")
     plot_tokens(decoded[1:], tmp_path / "ids.png")
     assert size_of(tmp_path / "words.png")[1] > size_of(tmp_path / "ids.png")[1]
@@ -79,7 +89,17 @@ def test_labels_of_their_own_are_shown_in_place_of_inputs(tmp_path):
 
     plain = [[position("$x", "z")] * 4] * 2
     plot_tokens(plain, tmp_path / "plain.png")
-    assert len({picture("a", "b"), picture("a", "c"), picture("d", "b"), (tmp_path / "plain.png").read_bytes()}) == 4
+    assert (
+        len(
+            {
+                picture("a", "b"),
+                picture("a", "c"),
+                picture("d", "b"),
+                (tmp_path / "plain.png").read_bytes(),
+            }
+        )
+        == 4
+    )
 
 
 def test_comparison_leaves_out_what_has_no_value(tmp_path):
@@ -113,9 +133,14 @@ def test_axes_have_no_powers_of_ten(low, high):
         axes.plot([0, 1], [low, high])
         draw(axes)
         figure.draw_without_rendering()
-        labels = [tick.label1.get_text() for tick in (*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks())]
+        labels = [
+            tick.label1.get_text()
+            for tick in (*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks())
+        ]
         labels = [label for label in labels if label]
-        assert len(labels) >= (4 if high < 10 * low else 2)  # a short axis has enough of them to read a value
+        assert len(labels) >= (
+            4 if high < 10 * low else 2
+        )  # a short axis has enough of them to read a value
         assert all(re.fullmatch(r"-?\d{1,3}(,\d{3})*(\.\d+)?", label) for label in labels)
 
 
@@ -124,5 +149,7 @@ def test_no_global_state_is_touched(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     for name in [name for name in sys.modules if name.startswith("farzi_hf.report.plots")]:
         monkeypatch.delitem(sys.modules, name)
-    importlib.import_module("farzi_hf.report.plots").plot_comparison(ROWS, tmp_path / "a.png", "perplexity")
+    importlib.import_module("farzi_hf.report.plots").plot_comparison(
+        ROWS, tmp_path / "a.png", "perplexity"
+    )
     assert (tmp_path / "a.png").exists()

@@ -52,15 +52,30 @@ FIXED = {"use_cpu": True, "disable_tqdm": True}
 
 
 def search(text, folder, lines=None, **settings):
-    return Search(*text, folder, "run", minutes=1.0, fixed=FIXED, show=(lines if lines is not None else []).append, **settings)
+    return Search(
+        *text,
+        folder,
+        "run",
+        minutes=1.0,
+        fixed=FIXED,
+        show=(lines if lines is not None else []).append,
+        **settings,
+    )
 
 
 def test_a_config_a_learner_and_a_leaderboard_come_of_two_splits(text, tmp_path):
     splits, task = text
     two, lines = DatasetDict(train=splits["train"], validation=splits["validation"]), []
-    config = suggest(two, task, minutes=0.5, learner=GPT2, output_dir=str(tmp_path / "out"), show=lines.append)
+    config = suggest(
+        two, task, minutes=0.5, learner=GPT2, output_dir=str(tmp_path / "out"), show=lines.append
+    )
     assert isinstance(config, FarziConfig)
-    assert (config.labels, config.inputs, config.max_steps, config.learner) == ("teacher", "drawn", 0, GPT2)
+    assert (config.labels, config.inputs, config.max_steps, config.learner) == (
+        "teacher",
+        "drawn",
+        0,
+        GPT2,
+    )
     assert (config.teacher_optimizer, config.inner_optimizer) == ("soap", "soap")
     names = [trial.name.split(",")[0] for trial in config.leaderboard if trial.error is not None]
     assert names[:2] == ["teacher", "first answer: a student after 100 steps"]
@@ -72,7 +87,14 @@ def test_a_config_a_learner_and_a_leaderboard_come_of_two_splits(text, tmp_path)
 
 def test_text_and_a_single_split_are_enough(text, tmp_path):
     rows = small_text()["train"].select(range(60))
-    config = suggest(rows, text[1], minutes=0.5, learner=GPT2, output_dir=str(tmp_path / "out"), show=lambda line: None)
+    config = suggest(
+        rows,
+        text[1],
+        minutes=0.5,
+        learner=GPT2,
+        output_dir=str(tmp_path / "out"),
+        show=lambda line: None,
+    )
     assert config.learner == GPT2
 
 
@@ -81,8 +103,12 @@ def test_the_choice_distilled_again_is_the_summary_of_the_trials(text, tmp_path)
     splits, task = text
     found = search(text, tmp_path / "trials", learner=GPT2).run()
     trainer = FarziTrainer(
-        task.learner_config(found.learner, found.config.sequence_length), found.config, splits["train"], splits["validation"], task=task
-    )  # fmt: skip
+        task.learner_config(found.learner, found.config.sequence_length),
+        found.config,
+        splits["train"],
+        splits["validation"],
+        task=task,
+    )
     trainer.train()
     assert trainer.model.fingerprint() == found.summary.fingerprint()
     assert trainer.model.config.inner == found.summary.config.inner
@@ -118,19 +144,28 @@ def test_a_search_that_dies_in_a_training_goes_on_in_it(text, tmp_path, monkeypa
     assert any("coded" in name for name in deaths)
     assert any("coded" not in name for name in deaths)
     assert found.summary.fingerprint() == whole.summary.fingerprint()
-    assert [trial.error for trial in found.trials if trial.error] == [trial.error for trial in whole.trials if trial.error]
-    assert all(trial.seconds >= trial.found["seconds"] > 0 for trial in found.trials if trial.name.startswith("teacher"))
+    assert [trial.error for trial in found.trials if trial.error] == [
+        trial.error for trial in whole.trials if trial.error
+    ]
+    assert all(
+        trial.seconds >= trial.found["seconds"] > 0
+        for trial in found.trials
+        if trial.name.startswith("teacher")
+    )
     assert not [*(tmp_path / "dies").glob("*.safetensors")]
 
 
 @pytest.mark.parametrize(
-    ("epochs", "seconds", "steps"), [(0, 2.0, 8), (0, 0.06, 6), (10, 2.0, 200), (10, 5.0, 260), (1, 5.0, 26)]
+    ("epochs", "seconds", "steps"),
+    [(0, 2.0, 8), (0, 0.06, 6), (10, 2.0, 200), (10, 5.0, 260), (1, 5.0, 26)],
 )
 def test_a_teacher_takes_the_steps_of_its_time_and_no_more_than_the_rows_are_worth(
     epochs, seconds, steps, text, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(suggestion, "_EPOCHS", epochs)
-    made = Search(*text, tmp_path, "run", minutes=1.0, learner=GPT2, fixed=FIXED, show=lambda line: None)
+    made = Search(
+        *text, tmp_path, "run", minutes=1.0, learner=GPT2, fixed=FIXED, show=lambda line: None
+    )
     monkeypatch.setattr(Search, "_rows_a_step", len(text[0]["train"]) // 26)
     monkeypatch.setattr(Search, "trial", lambda *args: Trial("timed", found={"seconds": 0.01}))
     assert made.steps_in(GPT2, seconds) == pytest.approx(steps, rel=0.05)
@@ -153,20 +188,30 @@ def test_a_learner_that_is_too_large_is_left_out_and_packing_tries_fewer_bits(te
     assert found.learner == GPT2
     assert any("left out" in line and "width 64" in line for line in lines)
     assert found.config.storage == "coded2"
-    assert found.summary.nbytes == next(t.nbytes for t in reversed(found.trials) if "packing_penalty" in t.found)
+    assert found.summary.nbytes == next(
+        t.nbytes for t in reversed(found.trials) if "packing_penalty" in t.found
+    )
 
 
 @pytest.mark.parametrize(
     ("errors", "steps", "tried", "chosen"),
     [
-        ([1.0, 1.05, 1.2, 0.5], [9, 10, 10, 10], 3, 1),  # the third one is far behind; the second still learns
+        (
+            [1.0, 1.05, 1.2, 0.5],
+            [9, 10, 10, 10],
+            3,
+            1,
+        ),  # the third one is far behind; the second still learns
         ([1.0, 0.9, 0.905, 0.91], [3, 3, 3, 3], 4, 1),  # all have learnt what there is
         ([1.0, 0.9, 0.7, 0.6], [10, 10, 10, 10], 4, 3),
     ],
 )
 def test_the_widest_learner_that_keeps_up_is_chosen(errors, steps, tried, chosen, text, tmp_path):
     found = search(text, tmp_path, most=10**6)
-    found.learners, found.first_answer = [{**GPT2, "n_embd": 8 * (i + 1)} for i in range(4)], lambda trial: None
+    found.learners, found.first_answer = (
+        [{**GPT2, "n_embd": 8 * (i + 1)} for i in range(4)],
+        lambda trial: None,
+    )
 
     def teacher(learner, seconds):
         i = len(found.trials)
@@ -189,8 +234,13 @@ def test_the_widest_learner_that_keeps_up_is_chosen(errors, steps, tried, chosen
 )
 def test_wider_learners_are_of_the_better_kind(errors, tried, text, tmp_path):
     found = search(text, tmp_path, most=10**6)
-    found.learners = [{**GPT2, "n_embd": 8 * i, "model_type": kind} for i in (1, 2, 3) for kind in ("a", "b")]
-    found._untrained, found.first_answer = (lambda learner: torch.nn.Linear(learner["n_embd"], 1)), lambda trial: None
+    found.learners = [
+        {**GPT2, "n_embd": 8 * i, "model_type": kind} for i in (1, 2, 3) for kind in ("a", "b")
+    ]
+    found._untrained, found.first_answer = (
+        (lambda learner: torch.nn.Linear(learner["n_embd"], 1)),
+        lambda trial: None,
+    )
 
     def teacher(learner, seconds):
         facts = {"learner": learner, "numbers": 0, "stopped": False}
@@ -216,26 +266,48 @@ def test_a_longer_teacher_has_to_be_better(error, chosen, text, tmp_path):
     ("most", "errors", "sizes", "tried", "chosen"),
     [
         (500, [1.0, 1.1], [400, 350], 2, 0),  # fewer bits lose something
-        (500, [1.0, 1.0], [400, 350], 2, 1),  # they lose nothing, and there is no time for a third one
-        (500, [1.0, 1.1, 1.2], [600, 550, 350], 3, 2),  # the first that fits, though it takes longer
+        (
+            500,
+            [1.0, 1.0],
+            [400, 350],
+            2,
+            1,
+        ),  # they lose nothing, and there is no time for a third one
+        (
+            500,
+            [1.0, 1.1, 1.2],
+            [600, 550, 350],
+            3,
+            2,
+        ),  # the first that fits, though it takes longer
         (300, [1.0, 1.1], [280, 200], 2, 0),  # the first three would be too large
         (10, [1.0], [200], 1, 0),  # nothing fits
     ],
 )
-def test_a_teacher_has_the_fewest_bits_that_fit_and_lose_nothing(most, errors, sizes, tried, chosen, text, tmp_path):
+def test_a_teacher_has_the_fewest_bits_that_fit_and_lose_nothing(
+    most, errors, sizes, tried, chosen, text, tmp_path
+):
     found, ways = search(text, tmp_path, most=most), []
     found.steps_in = lambda learner, seconds: 10
 
     def packed(teacher, settings):
         i = len(ways)
         ways.append(settings)
-        found.trials.append(Trial("packed", errors[i], nbytes=sizes[i], seconds=5.0, found={**settings, "number": i}))
+        found.trials.append(
+            Trial(
+                "packed", errors[i], nbytes=sizes[i], seconds=5.0, found={**settings, "number": i}
+            )
+        )
         return found.trials[-1]
 
     found.packed = packed
-    best = found.packing_stage(Trial("teacher", 0.9, found={"learner": GPT2, "teacher_steps": 10, "numbers": 1000}))
+    best = found.packing_stage(
+        Trial("teacher", 0.9, found={"learner": GPT2, "teacher_steps": 10, "numbers": 1000})
+    )
     assert (len(ways), best.found["number"]) == (tried, chosen)
-    expected = [(way, penalty) for way, penalty, bits in _PACKINGS if bits * 1000 / 8 <= 1.15 * most] or [("coded2", 0.6)]
+    expected = [
+        (way, penalty) for way, penalty, bits in _PACKINGS if bits * 1000 / 8 <= 1.15 * most
+    ] or [("coded2", 0.6)]
     assert [(way["storage"], way["packing_penalty"]) for way in ways] == expected[:tried]
 
 
@@ -253,58 +325,120 @@ def test_what_is_given_is_what_trials_try(fixed, found, text, tmp_path, monkeypa
     timed = []
     train = suggestion.FarziConfig.make_teacher_training
     monkeypatch.setattr(
-        suggestion.FarziConfig, "make_teacher_training", lambda args: timed.append(args.teacher_steps) or train(args)
+        suggestion.FarziConfig,
+        "make_teacher_training",
+        lambda args: timed.append(args.teacher_steps) or train(args),
     )
-    made = Search(*text, tmp_path, "run", minutes=1.0, learner=GPT2, fixed={**FIXED, **fixed}, show=lambda line: None)
+    made = Search(
+        *text,
+        tmp_path,
+        "run",
+        minutes=1.0,
+        learner=GPT2,
+        fixed={**FIXED, **fixed},
+        show=lambda line: None,
+    )
     chosen = made.run()
     assert found.items() <= chosen.config.to_recipe().items()
-    assert all(value == getattr(chosen.config, name) for name, value in chosen.packed.found.items() if name != "folder")
+    assert all(
+        value == getattr(chosen.config, name)
+        for name, value in chosen.packed.found.items()
+        if name != "folder"
+    )
     assert any(
-        f"storage: {chosen.config.storage}, packing_penalty {chosen.config.packing_penalty}" in line for line in chosen.reasons()
+        f"storage: {chosen.config.storage}, packing_penalty {chosen.config.packing_penalty}" in line
+        for line in chosen.reasons()
     )
     assert suggestion._TIMED in timed
     first = next(trial for trial in chosen.trials if trial.name.startswith("first answer"))
     assert first.name == f"first answer: a student after {suggestion._FIRST} steps"
-    [steps] = {f"student, {chosen.config.inner_steps} steps"} & {t.name.partition(" of ")[0] for t in chosen.trials}
+    [steps] = {f"student, {chosen.config.inner_steps} steps"} & {
+        t.name.partition(" of ")[0] for t in chosen.trials
+    }
     if "inner_steps" in fixed:
         assert all(t.name.startswith(steps) for t in chosen.trials if t.name.startswith("student"))
 
 
 @pytest.mark.parametrize(
-    ("given", "optimizer"), [({}, "soap"), ({"max_steps": 3}, "adam"), ({"inner_optimizer": "adamw"}, "adamw")]
+    ("given", "optimizer"),
+    [({}, "soap"), ({"max_steps": 3}, "adam"), ({"inner_optimizer": "adamw"}, "adamw")],
 )
 def test_trials_have_the_optimizer_that_the_settings_choose(given, optimizer, text, tmp_path):
-    made = Search(*text, tmp_path, "run", minutes=1.0, learner=GPT2, fixed={**FIXED, **given}, show=lambda line: None)
+    made = Search(
+        *text,
+        tmp_path,
+        "run",
+        minutes=1.0,
+        learner=GPT2,
+        fixed={**FIXED, **given},
+        show=lambda line: None,
+    )
     assert made.config(GPT2, str(tmp_path)).inner_optimizer == optimizer
 
 
-@pytest.mark.parametrize(("given", "optimizer", "rate"), [({}, "soap", 0.021), ({"teacher_optimizer": "adam"}, "adam", 0.014)])
+@pytest.mark.parametrize(
+    ("given", "optimizer", "rate"),
+    [({}, "soap", 0.021), ({"teacher_optimizer": "adam"}, "adam", 0.014)],
+)
 def test_a_teachers_rate_is_that_of_its_optimizer(given, optimizer, rate, text, tmp_path):
-    made = Search(*text, tmp_path, "run", minutes=1.0, learner=GPT2, fixed={**FIXED, **given}, show=lambda line: None)
+    made = Search(
+        *text,
+        tmp_path,
+        "run",
+        minutes=1.0,
+        learner=GPT2,
+        fixed={**FIXED, **given},
+        show=lambda line: None,
+    )
     config = made.config(GPT2, str(tmp_path))
     assert (config.teacher_optimizer, config.teacher_learning_rate) == (optimizer, rate)
 
 
 def test_a_longer_student_is_not_tried_where_given_steps_leave_no_time(text, tmp_path, monkeypatch):
-    """All trials have the steps that are given: what one took, another takes, and not in the proportion of the table's steps."""
-    monkeypatch.setattr(suggestion, "_STUDENTS", ((4, 4, 0.02, "drawn"), (4, 4, 0.03, "drawn"), (4, 4, 0.04, "drawn")))
-    made = Search(*text, tmp_path, "run", minutes=1.0, fixed={**FIXED, "inner_steps": 400}, show=lambda line: None)
-    teacher, packed = Trial("teacher", found={"learner": GPT2}), Trial("packed", 1.0, found={"storage": "coded6"})
+    """All trials have the steps that are given: what one took, another takes, and not in the
+    proportion of the table's steps.
+    """
+    monkeypatch.setattr(
+        suggestion,
+        "_STUDENTS",
+        ((4, 4, 0.02, "drawn"), (4, 4, 0.03, "drawn"), (4, 4, 0.04, "drawn")),
+    )
+    made = Search(
+        *text,
+        tmp_path,
+        "run",
+        minutes=1.0,
+        fixed={**FIXED, "inner_steps": 400},
+        show=lambda line: None,
+    )
+    teacher, packed = (
+        Trial("teacher", found={"learner": GPT2}),
+        Trial("packed", 1.0, found={"storage": "coded6"}),
+    )
     found = {"inner_steps": 400, "inputs": "drawn"}
     monkeypatch.setattr(
-        made, "trial", lambda name, _: made.trials.append(Trial(name, 2.0, seconds=30.0, found=found)) or made.trials[-1]
+        made,
+        "trial",
+        lambda name, _: (
+            made.trials.append(Trial(name, 2.0, seconds=30.0, found=found)) or made.trials[-1]
+        ),
     )
     made.student_stage(teacher, packed)
     rates = [0.028, 0.042]
-    assert [t.name for t in made.trials] == [f"student, 400 steps of 4 drawn rows, rate {rate}" for rate in rates]
+    assert [t.name for t in made.trials] == [
+        f"student, 400 steps of 4 drawn rows, rate {rate}" for rate in rates
+    ]
 
 
 def test_items_have_learners_of_their_own(tmp_path):
     interactions = small_interactions()
     found = suggest(
-        interactions.strong_generalization_split(0), Recommendation(interactions.vocabulary), minutes=0.5, output_dir=str(tmp_path / "out"),
+        interactions.strong_generalization_split(0),
+        Recommendation(interactions.vocabulary),
+        minutes=0.5,
+        output_dir=str(tmp_path / "out"),
         show=lambda line: None,
-    )  # fmt: skip
+    )
     assert found.learner in Recommendation.learners
     assert (found.teacher_optimizer, found.inner_optimizer) == ("adam", "soap")
 
@@ -312,19 +446,34 @@ def test_items_have_learners_of_their_own(tmp_path):
 def test_histories_of_one_item_are_no_obstacle(tmp_path):
     """They stand in the training part where each user's last items are held out."""
     given = small_interactions()
-    histories = [history[:3] if i % 4 == 0 else history for i, history in enumerate(given.sequences)]
+    histories = [
+        history[:3] if i % 4 == 0 else history for i, history in enumerate(given.sequences)
+    ]
     interactions = replace(given, sequences=histories)
     splits, task = interactions.leave_one_out_split(), Recommendation(interactions.vocabulary)
     assert min(map(len, splits["train"]["input_ids"])) == 1
     learner = {**Recommendation.learner, "hidden_size": 8}
-    suggest(splits, task, minutes=0.5, learner=learner, output_dir=str(tmp_path / "out"), show=lambda line: None)
-    counted = task.counted(splits["train"], splits["validation"], splits["test"], len(interactions.vocabulary))
+    suggest(
+        splits,
+        task,
+        minutes=0.5,
+        learner=learner,
+        output_dir=str(tmp_path / "out"),
+        show=lambda line: None,
+    )
+    counted = task.counted(
+        splits["train"], splits["validation"], splits["test"], len(interactions.vocabulary)
+    )
     assert set(counted) == {"popularity", "item bigram"}
 
 
 def test_two_searches_do_not_write_to_one_folder(text, tmp_path, monkeypatch):
     second = search(text, tmp_path / "trials", learner=GPT2)
-    with ThreadPoolExecutor(1) as threads, exclusive(tmp_path / "trials"), pytest.raises(ValueError, match="is in use"):
+    with (
+        ThreadPoolExecutor(1) as threads,
+        exclusive(tmp_path / "trials"),
+        pytest.raises(ValueError, match="is in use"),
+    ):
         threads.submit(second.run).result()
 
 
@@ -333,7 +482,9 @@ def test_too_few_rows_are_named(rows, text):
     with pytest.raises(ValueError, match=f"dataset has {rows} rows"):
         suggest(text[0]["train"].select(range(rows)), text[1])
     with pytest.raises(ValueError, match="validation is missing, or has no row"):
-        suggest(DatasetDict(train=text[0]["train"], validation=text[0]["train"].select([])), text[1])
+        suggest(
+            DatasetDict(train=text[0]["train"], validation=text[0]["train"].select([])), text[1]
+        )
 
 
 def test_labels_that_trials_do_not_choose_are_refused(text, tmp_path):
@@ -360,8 +511,15 @@ def test_no_room_is_refused(text, name, value):
         ([3.0, 2.0], [1, 1], "written", ["written", "written", "written"]),
     ],
 )
-def test_longer_students_read_what_teaches_more_in_a_second(errors, seconds, given, tried, text, tmp_path, monkeypatch):
-    table = ((200, 10, 0.02, "drawn"), (300, 40, 0.03, "drawn"), (300, 40, 0.03, "written"), (1000, 40, 0.02, None))
+def test_longer_students_read_what_teaches_more_in_a_second(
+    errors, seconds, given, tried, text, tmp_path, monkeypatch
+):
+    table = (
+        (200, 10, 0.02, "drawn"),
+        (300, 40, 0.03, "drawn"),
+        (300, 40, 0.03, "written"),
+        (1000, 40, 0.02, None),
+    )
     monkeypatch.setattr(suggestion, "_STUDENTS", table)
     fixed = {} if given is None else {"inputs": given}
     found = Search(*text, tmp_path, "run", minutes=1.0, fixed=fixed, show=lambda line: None)
@@ -374,13 +532,18 @@ def test_longer_students_read_what_teaches_more_in_a_second(errors, seconds, giv
         return Trial(name, [*errors, 1.5][i], seconds=[*seconds, 1][i], found=settings)
 
     found.trial = trial
-    found.student_stage(Trial("teacher", 1.0, found={"learner": GPT2}), Trial("packed", 1.0, found={"storage": "coded5"}))
+    found.student_stage(
+        Trial("teacher", 1.0, found={"learner": GPT2}),
+        Trial("packed", 1.0, found={"storage": "coded5"}),
+    )
     assert read == tried
 
 
 @pytest.mark.slow
 def test_longer_students_are_tried_until_one_is_close_to_its_teacher(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(suggestion, "_STUDENTS", ((1, 4, 0.02, "drawn"), (2, 4, 0.02, None), (3, 4, 0.02, None)))
+    monkeypatch.setattr(
+        suggestion, "_STUDENTS", ((1, 4, 0.02, "drawn"), (2, 4, 0.02, None), (3, 4, 0.02, None))
+    )
     monkeypatch.setattr(suggestion, "_CLOSE", 10.0)
     found = search(text, tmp_path / "near", learner=GPT2).run()
     assert found.config.inner_steps == 1
@@ -388,25 +551,36 @@ def test_longer_students_are_tried_until_one_is_close_to_its_teacher(text, tmp_p
     far = search(text, tmp_path / "far", learner=GPT2).run()
     students = [trial for trial in far.trials if "inner_steps" in trial.found]
     assert len(students) == 3
-    assert far.config.inner_steps == min(students, key=lambda trial: trial.error).found["inner_steps"]
+    assert (
+        far.config.inner_steps == min(students, key=lambda trial: trial.error).found["inner_steps"]
+    )
 
 
 def test_steps_take_more_rows_on_a_gpu(text, tmp_path, monkeypatch):
     """As many as take a GPU no longer: see `Portions`. The rate grows with them."""
     monkeypatch.setattr(Search, "_wider", 4)
     found = search(text, tmp_path, learner=GPT2)
-    assert found._rows_a_step == max(8, len(text[0]["train"]) // 30)  # few rows: never more than a thirtieth
+    assert found._rows_a_step == max(
+        8, len(text[0]["train"]) // 30
+    )  # few rows: never more than a thirtieth
     students = [trial.found for trial in found.run().trials if trial.name.startswith("student")]
-    assert [(each["inner_steps"], each["synthetic_batch_size"]) for each in students] == [(4, 16), (6, 32)][: len(students)]
+    assert [(each["inner_steps"], each["synthetic_batch_size"]) for each in students] == [
+        (4, 16),
+        (6, 32),
+    ][: len(students)]
     assert students[0]["inner_learning_rate"] == float(
         f"{0.02 * 2**0.5 * 2**0.5:.2g}"
     )  # of a width of 8, and of four times the rows
 
 
 @pytest.mark.parametrize(
-    ("lengths", "enough"), [([5] * 99 + [61], 60), ([5] * 99 + [64], 64), ([50] * 999 + [128], 50), ([5] * 20, 10)], ids=str
+    ("lengths", "enough"),
+    [([5] * 99 + [61], 60), ([5] * 99 + [64], 64), ([50] * 999 + [128], 50), ([5] * 20, 10)],
+    ids=str,
 )
-def test_students_of_text_read_nearly_all_positions_that_are_tested(lengths, enough, text, tmp_path):
+def test_students_of_text_read_nearly_all_positions_that_are_tested(
+    lengths, enough, text, tmp_path
+):
     """Positions after the end of their rows kept random embeddings, and were tested."""
     rows = Dataset.from_dict({"input_ids": [[4] * length for length in lengths]})
     found = search((DatasetDict(train=rows, validation=text[0]["validation"]), text[1]), tmp_path)

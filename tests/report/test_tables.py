@@ -21,8 +21,12 @@ def figure(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "name", "begin"), [(lambda path: save_text("ü\r\n", path), "x.md", "ü\r\n".encode()), (figure, "x.svg", b"<?xml")]
-)  # fmt: skip
+    ("write", "name", "begin"),
+    [
+        (lambda path: save_text("ü\r\n", path), "x.md", "ü\r\n".encode()),
+        (figure, "x.svg", b"<?xml"),
+    ],
+)
 def test_a_file_is_replaced_when_the_new_one_is_complete(tmp_path, monkeypatch, write, name, begin):
     path = tmp_path / "new folder" / name
     write(path)
@@ -43,7 +47,12 @@ def test_a_file_is_replaced_when_the_new_one_is_complete(tmp_path, monkeypatch, 
 
 
 def test_the_table_lines_up():
-    lines = markdown([{"trained on": "a", "perplexity": "1.0"}, {"trained on": "longer", "perplexity": "12,345.6"}])
+    lines = markdown(
+        [
+            {"trained on": "a", "perplexity": "1.0"},
+            {"trained on": "longer", "perplexity": "12,345.6"},
+        ]
+    )
     assert [len(line) for line in lines.splitlines()] == [27, 27, 27, 27]
 
 
@@ -57,7 +66,10 @@ def test_json_is_json_for_every_reader(tmp_path):
     save_json(rows, tmp_path / "t.json")
     text = (tmp_path / "t.json").read_text(encoding="utf-8")
     expected = [0.5, "Infinity"]
-    assert json.loads(text, parse_constant=refuse) == [{"μ": 1, "ratio": "NaN", "interval": expected}, rows[1]]
+    assert json.loads(text, parse_constant=refuse) == [
+        {"μ": 1, "ratio": "NaN", "interval": expected},
+        rows[1],
+    ]
     save_csv(rows, tmp_path / "t.csv")
     first, second = csv.DictReader((tmp_path / "t.csv").read_text(encoding="utf-8").splitlines())
     assert json.loads(first["interval"], parse_constant=refuse) == expected

@@ -1,4 +1,6 @@
-"""Data that a run names: the task is recognised, the recipe names no folder, and a summary's own tokenizer reads its data again."""
+"""Data that a run names: the task is recognised, the recipe names no folder, and a summary's own
+tokenizer reads its data again.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,16 @@ from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.tasks import LanguageModeling, Recommendation
 
 SENTENCES = [f"the {i} cat sat on mat number {i % 7}" for i in range(200)]
-RATINGS = "user_id,item_id,ts\n" + "".join(f"u{u},i{(u + t) % 9},{t}\n" for u in range(20) for t in range(4))
+RATINGS = "user_id,item_id,ts\n" + "".join(
+    f"u{u},i{(u + t) % 9},{t}\n" for u in range(20) for t in range(4)
+)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "mine.jsonl").write_text("\n".join(json.dumps({"n": i, "body": text}) for i, text in enumerate(SENTENCES)))
+    (tmp_path / "mine.jsonl").write_text(
+        "\n".join(json.dumps({"n": i, "body": text}) for i, text in enumerate(SENTENCES))
+    )
     (tmp_path / "inter.csv").write_text(RATINGS)
     (tmp_path / "ptb").mkdir()
     (tmp_path / "ptb" / "a.txt").write_text("\n".join(SENTENCES))
@@ -30,9 +36,16 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "task", "words"),
-    [("mine.jsonl", LanguageModeling, "200 rows of text, in column 'body'; 90/5/5 split by hash"),
-     ("ptb", LanguageModeling, "200 rows of text, a line each"), ("inter.csv", Recommendation, "80 interactions of 20 users with 9 items")],
-)  # fmt: skip
+    [
+        (
+            "mine.jsonl",
+            LanguageModeling,
+            "200 rows of text, in column 'body'; 90/5/5 split by hash",
+        ),
+        ("ptb", LanguageModeling, "200 rows of text, a line each"),
+        ("inter.csv", Recommendation, "80 interactions of 20 users with 9 items"),
+    ],
+)
 def test_a_path_is_all_that_a_run_needs(folder, name, task, words, monkeypatch):
     data = RunSettings(dataset=str(folder / name)).load()
     assert data.task_class is task
@@ -47,25 +60,39 @@ def test_a_path_is_all_that_a_run_needs(folder, name, task, words, monkeypatch):
     again = RunSettings(**{**recipe, "data_dir": str(folder)}).load()
     assert again.identity(0) == data.identity(0)
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("farzi_hf.report.task_data.recognise", lambda *_, **__: pytest.fail("looked again"))
+    monkeypatch.setattr(
+        "farzi_hf.report.task_data.recognise", lambda *_, **__: pytest.fail("looked again")
+    )
     assert RunSettings(**{**recipe, "dataset": f"./{name}"}).load().identity(0) == data.identity(0)
 
 
 def test_known_data_sets_and_their_recipes_are_as_before():
     settings = RunSettings(dataset="sample")
     assert (settings.task, settings.vocab_size, settings.max_length) == ("text", 2000, None)
-    assert settings.load().recipe([0]).keys() == {"dataset", "vocab_size", "max_length", "learner", "teacher"}
+    assert settings.load().recipe([0]).keys() == {
+        "dataset",
+        "vocab_size",
+        "max_length",
+        "learner",
+        "teacher",
+    }
     recipe = RunSettings(dataset="ml-100k").load().recipe([0])
     assert recipe.keys() == {"dataset", "min_interactions", "learner", "teacher", "splits"}
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"task": "images"}, "task='images' is unknown: give one of text, interactions"),
-     ({"held_out": "all"}, "held_out='all' is unknown: give one of users"), ({"dataset": "no-such.csv"}, "no-such.csv' is no file, and no folder"),
-     ({"held_out": "last_items", "splits": [0, 1]}, r"splits=\[0, 1\], but held_out='last_items' has one split for all seeds"),
-     ({"text_column": "body", "user_column": "n"}, "text_column='body' is of text")],
-)  # fmt: skip
+    [
+        ({"task": "images"}, "task='images' is unknown: give one of text, interactions"),
+        ({"held_out": "all"}, "held_out='all' is unknown: give one of users"),
+        ({"dataset": "no-such.csv"}, "no-such.csv' is no file, and no folder"),
+        (
+            {"held_out": "last_items", "splits": [0, 1]},
+            r"splits=\[0, 1\], but held_out='last_items' has one split for all seeds",
+        ),
+        ({"text_column": "body", "user_column": "n"}, "text_column='body' is of text"),
+    ],
+)
 def test_what_cannot_be_meant_is_refused(folder, settings, message):
     with pytest.raises(ValueError, match=message):
         RunSettings(**{"dataset": str(folder / "mine.jsonl"), **settings})
@@ -73,18 +100,28 @@ def test_what_cannot_be_meant_is_refused(folder, settings, message):
 
 def test_rows_longer_than_max_length_become_pieces(folder):
     whole = RunSettings(dataset=str(folder / "mine.jsonl"), vocab_size=256).load().splits(0)
-    cut = RunSettings(dataset=str(folder / "mine.jsonl"), vocab_size=256, max_length=8).load().splits(0)
+    cut = (
+        RunSettings(dataset=str(folder / "mine.jsonl"), vocab_size=256, max_length=8)
+        .load()
+        .splits(0)
+    )
     for part, rows in whole.items():
         pairs = [pair for row in rows["input_ids"] for pair in pairwise(row)]
         assert [pair for row in cut[part]["input_ids"] for pair in pairwise(row)] == pairs
         assert max(map(len, cut[part]["input_ids"])) == 8
 
 
-@pytest.mark.parametrize(("held_out", "sizes"), [(None, (16, 2, 2)), ("users", (16, 2, 2)), ("last_items", (20, 20, 20))])
+@pytest.mark.parametrize(
+    ("held_out", "sizes"), [(None, (16, 2, 2)), ("users", (16, 2, 2)), ("last_items", (20, 20, 20))]
+)
 def test_interactions_are_split_as_the_settings_say(folder, held_out, sizes):
-    data = RunSettings(dataset=str(folder / "inter.csv"), held_out=held_out, min_item_interactions=2).load()
+    data = RunSettings(
+        dataset=str(folder / "inter.csv"), held_out=held_out, min_item_interactions=2
+    ).load()
     assert tuple(map(len, data.splits(0).values())) == sizes
-    assert data.task.split_label == ("the last item of each user" if held_out == "last_items" else "users 80 / 10 / 10 %")
+    assert data.task.split_label == (
+        "the last item of each user" if held_out == "last_items" else "users 80 / 10 / 10 %"
+    )
     files = folder / "parts"
     files.mkdir()
     for name in ("train", "valid", "test"):
@@ -94,12 +131,14 @@ def test_interactions_are_split_as_the_settings_say(folder, held_out, sizes):
     assert len(own.splits(0)["test"]) == 20
 
 
-# -- the data of a summary -------------------------------------------------------------------------------------------
+# -- the data of a summary -------------------------------------------------------------------------
 
 
 def summary_of(data: TaskData, **recipe) -> FarziData:
     names, folder = data.task.processing_class, Path(data.settings.data_dir, "summary")
-    FarziData(FarziDataConfig(2, 4, 3, len(names))).save_pretrained(folder, names, recipe={**data.recipe([0]), **recipe})
+    FarziData(FarziDataConfig(2, 4, 3, len(names))).save_pretrained(
+        folder, names, recipe={**data.recipe([0]), **recipe}
+    )
     return FarziData.from_pretrained(folder)
 
 
@@ -117,11 +156,15 @@ def test_chats_of_a_summary_need_the_tokenizer_with_the_template(folder, monkeyp
     chats = [{"messages": [{"role": "user", "content": text}]} for text in SENTENCES]
     (folder / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
     tokenizer = bpe_tokenizer(SENTENCES, 300)
-    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% endfor %}"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% endfor %}"
+    )
     tokenizer.save_pretrained(folder / "tokenizer")
     monkeypatch.chdir(folder)
     data = RunSettings(dataset="chats.jsonl", tokenizer="tokenizer").load()
-    assert data.settings.tokenizer == str(folder / "tokenizer")  # also for a second run, from another folder
+    assert data.settings.tokenizer == str(
+        folder / "tokenizer"
+    )  # also for a second run, from another folder
     farzi = summary_of(data)
     with pytest.raises(ValueError, match=r"holds chats.*give that of a chat model"):
         TaskData.of_summary(farzi, str(folder))

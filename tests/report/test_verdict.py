@@ -19,15 +19,28 @@ COMPARISON = SimpleNamespace(task=TASK, row=lambda part: pooled_row(TASK, [part]
 def measured(method, perplexity, nbytes, seconds=None, steps=100):
     """A row whose sentences all have this perplexity, but for some noise."""
     noise = np.random.default_rng(0).normal(1, 0.05, 50)
-    statistics = np.stack([10 * np.log(perplexity) * noise, np.full(50, 3.0), np.full(50, 10.0)], axis=1)[:, None]
+    statistics = np.stack(
+        [10 * np.log(perplexity) * noise, np.full(50, 3.0), np.full(50, 10.0)], axis=1
+    )[:, None]
     return Measured(method, [statistics], nbytes, None if seconds is None else steps, seconds)
 
 
-def verdict(ours=50.0, nbytes=1000, seconds=10.0, long=50.0, bigram=90.0, data_bytes=100_000, long_seconds=100.0, making=300.0):
+def verdict(
+    ours=50.0,
+    nbytes=1000,
+    seconds=10.0,
+    long=50.0,
+    bigram=90.0,
+    data_bytes=100_000,
+    long_seconds=100.0,
+    making=300.0,
+):
     rows = [
-        measured("Farzi", ours, nbytes, seconds), measured(FULL, 70, data_bytes, seconds), measured(LONG, long, data_bytes, long_seconds),
+        measured("Farzi", ours, nbytes, seconds),
+        measured(FULL, 70, data_bytes, seconds),
+        measured(LONG, long, data_bytes, long_seconds),
         measured("interpolated bigram", bigram, data_bytes),
-    ]  # fmt: skip
+    ]
     return Verdict.of(COMPARISON, rows, making)
 
 
@@ -35,7 +48,8 @@ def test_a_small_summary_of_full_quality_is_worth_it():
     found = verdict()
     assert found.worth
     assert str(found).startswith(
-        "Worth it for trainings that take 10 s in place of 100 s and a file of 1,000 bytes in place of 100.0 kB"
+        "Worth it for trainings that take 10 s in place of 100 s and a file of 1,000 bytes in place"
+        " of 100.0 kB"
     )
     assert found.facts["break_even"] == 4  # 300 s for 90 s each
     assert found.facts["share"] == pytest.approx(1.0)
@@ -53,7 +67,10 @@ def test_full_data_that_diverged_are_not_the_better_ones():
         ({"ours": 80.0}, "its student has 62 % of the quality of full data"),
         ({"ours": 52.0, "bigram": 51.0}, "the counted model 'interpolated bigram' is as good"),
         ({"nbytes": 200_000, "seconds": 60.0}, "it is 2.0 times as large as the data"),
-        ({"ours": 80.0, "nbytes": 2_000_000, "seconds": 90.0}, "full data; and it is 20.0 times as large"),
+        (
+            {"ours": 80.0, "nbytes": 2_000_000, "seconds": 90.0},
+            "full data; and it is 20.0 times as large",
+        ),
         ({"nbytes": 90_000, "seconds": 99.0}, "takes hardly longer and needs hardly more bytes"),
         ({"ours": float("nan")}, "nan %"),
     ],
@@ -79,7 +96,11 @@ def test_a_summary_that_saves_no_time_never_pays_by_time():
 
 
 def test_only_a_summary_that_carries_a_teacher_is_said_to_carry_one():
-    rows = [measured("Farzi", 50, 1000, 10.0), measured(LONG, 50, 10**5, 100.0), measured("teacher", 45, 900)]
+    rows = [
+        measured("Farzi", 50, 1000, 10.0),
+        measured(LONG, 50, 10**5, 100.0),
+        measured("teacher", 45, 900),
+    ]
     for carried in (None, object()):
         c = SimpleNamespace(**vars(COMPARISON), farzi=SimpleNamespace(carried=carried))
         assert ("the teacher that it carries" in str(Verdict.of(c, rows))) == (carried is not None)
@@ -90,8 +111,13 @@ def test_compare_answers_for_a_trainer_in_python(tmp_path, sequences, tokenizer)
     trainer.train()
     found = compare(trainer, sequences["test"], baselines=["random"])
     assert [row["method"] for row in found.rows] == [
-        "Farzi", FULL, LONG, "unigram", "interpolated bigram", "random, same sequences",
-    ]  # fmt: skip
+        "Farzi",
+        FULL,
+        LONG,
+        "unigram",
+        "interpolated bigram",
+        "random, same sequences",
+    ]
     assert found.verdict.worth == str(found.verdict).startswith("Worth it")
     assert found.verdict.facts["bytes"] == trainer.model.nbytes
 
@@ -107,8 +133,14 @@ def test_compare_needs_rows_and_known_baselines(tmp_path, sequences, tokenizer):
 
 def test_full_data_without_a_hit_are_nothing_to_compare_with():
     """A summary with one hit of few users was worth it, "with the quality of full data"."""
-    task, some, none = Recommendation(None), np.array([[3.0, 0.9], [600.0, 0.1]]), np.array([[600.0, 0.1], [600.0, 0.1]])
-    c = SimpleNamespace(task=task, farzi=SimpleNamespace(carried=None), row=lambda part: pooled_row(task, [part]))
+    task, some, none = (
+        Recommendation(None),
+        np.array([[3.0, 0.9], [600.0, 0.1]]),
+        np.array([[600.0, 0.1], [600.0, 0.1]]),
+    )
+    c = SimpleNamespace(
+        task=task, farzi=SimpleNamespace(carried=None), row=lambda part: pooled_row(task, [part])
+    )
     rows = [Measured("Farzi", [some], 10, 5, 1.0), Measured("full data", [none], 1000, 5, 100.0)]
     found = Verdict.of(c, rows)
     assert not found.worth

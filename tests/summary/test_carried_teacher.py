@@ -1,4 +1,6 @@
-"""A summary that carries its teacher: what labels is what is saved, rows depend on (seed, position), streams equal fixed rows."""
+"""A summary that carries its teacher: what labels is what is saved, rows depend on (seed,
+position), streams equal fixed rows.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,17 @@ import pytest
 import torch
 from datasets import Dataset, load_dataset
 from tiny_artefacts import WORDS, word_tokenizer
-from tiny_models import ATTENTION, CONFIGS, FAMILIES, LENGTH, V, arguments, config_of, soft_trainer, tiny_model
+from tiny_models import (
+    ATTENTION,
+    CONFIGS,
+    FAMILIES,
+    LENGTH,
+    V,
+    arguments,
+    config_of,
+    soft_trainer,
+    tiny_model,
+)
 from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -30,7 +42,9 @@ def carried(kind: str = "gpt2", **changes) -> FarziData:
     return FarziData.from_teacher(tiny_model(kind), **settings)
 
 
-@pytest.mark.parametrize(("kind", "storage"), [*(("gpt2", s) for s in STORAGES), *((k, "coded5") for k in FAMILIES[1:])])
+@pytest.mark.parametrize(
+    ("kind", "storage"), [*(("gpt2", s) for s in STORAGES), *((k, "coded5") for k in FAMILIES[1:])]
+)
 def test_what_labels_is_what_is_saved(kind, storage, tmp_path):
     farzi = carried(kind, storage=storage)
     farzi.save_pretrained(tmp_path)
@@ -39,7 +53,9 @@ def test_what_labels_is_what_is_saved(kind, storage, tmp_path):
     assert torch.equal(again.teacher(ids).logits, farzi.teacher(ids).logits)
     assert all(torch.equal(again.tensors[name], x) for name, x in farzi.tensors.items())
     assert again.nbytes == farzi.nbytes
-    torch.testing.assert_close(farzi(torch.tensor([3])), farzi.teacher(farzi.endless().rows(3, 1)).logits.softmax(-1))
+    torch.testing.assert_close(
+        farzi(torch.tensor([3])), farzi.teacher(farzi.endless().rows(3, 1)).logits.softmax(-1)
+    )
 
 
 @pytest.mark.slow
@@ -91,7 +107,9 @@ def test_a_row_depends_on_seed_and_position_alone(inputs):
     assert not torch.equal(rows, farzi.endless(6).rows(250, 20))
     assert not (rows == 0).any()
     for workers in (0, 2):
-        loader = DataLoader(farzi.as_dataset(270, seed=5), 20, num_workers=workers, collate_fn=farzi.collator())
+        loader = DataLoader(
+            farzi.as_dataset(270, seed=5), 20, num_workers=workers, collate_fn=farzi.collator()
+        )
         found = torch.cat([batch["input_ids"] for batch in loader])
         assert torch.equal(found, source.rows(0, 270))
         loader.dataset.set_epoch(1)
@@ -101,7 +119,10 @@ def test_a_row_depends_on_seed_and_position_alone(inputs):
 def test_drawn_ids_have_their_frequencies():
     rows = carried().endless(1).rows(0, 4096)
     torch.testing.assert_close(
-        torch.bincount(rows.flatten(), minlength=V) / rows.numel(), SHARES / SHARES.sum(), atol=5e-3, rtol=0
+        torch.bincount(rows.flatten(), minlength=V) / rows.numel(),
+        SHARES / SHARES.sum(),
+        atol=5e-3,
+        rtol=0,
     )
 
 
@@ -113,7 +134,9 @@ def test_written_rows_follow_the_teacher(kind):
     first = rows[0, 0]
     rows = rows[rows[:, 0] == first]
     expected = farzi.teacher(first.view(1, 1)).logits[0, 0].softmax(-1)
-    torch.testing.assert_close(torch.bincount(rows[:, 1], minlength=V) / len(rows), expected, atol=0.04, rtol=0)
+    torch.testing.assert_close(
+        torch.bincount(rows[:, 1], minlength=V) / len(rows), expected, atol=0.04, rtol=0
+    )
 
 
 def test_labels_of_a_batch_are_those_of_the_fixed_form():
@@ -138,7 +161,9 @@ def test_fixed_form_of_a_smaller_rank():
 @pytest.mark.parametrize("inputs", ["drawn", "tokens"])
 @pytest.mark.parametrize("kind", ["gpt2", "sasrec"])
 def test_stock_trainer(kind, inputs, tmp_path):
-    """Two steps under the stock Trainer equal two steps by hand on the same rows with the teacher's predictions as labels."""
+    """Two steps under the stock Trainer equal two steps by hand on the same rows with the teacher's
+    predictions as labels.
+    """
     farzi = carried(kind, inputs=inputs)
     args = arguments(
         tmp_path,
@@ -157,7 +182,11 @@ def test_stock_trainer(kind, inputs, tmp_path):
     optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
     for ids in rows.split(4):
         labels = farzi.teacher(ids).logits.softmax(-1).detach()
-        loss = -(labels * student(ids, attention_mask=torch.ones_like(ids)).logits.log_softmax(-1)).sum(-1).mean()
+        loss = (
+            -(labels * student(ids, attention_mask=torch.ones_like(ids)).logits.log_softmax(-1))
+            .sum(-1)
+            .mean()
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -170,21 +199,40 @@ def test_a_resumed_student_reads_the_rows_that_it_would_have_read(num_rows, tmp_
     farzi, found = carried(), {}
     for name, resume in (("whole", None), ("broken", None), ("broken", True)):
         steps = 3 if (name, resume) == ("broken", None) else 5
-        args = arguments(tmp_path / name, max_steps=steps, save_strategy="steps", save_steps=3, lr_scheduler_type="constant")
+        args = arguments(
+            tmp_path / name,
+            max_steps=steps,
+            save_strategy="steps",
+            save_steps=3,
+            lr_scheduler_type="constant",
+        )
         trainer = soft_trainer(tiny_model("gpt2"), farzi, args)
         trainer.train_dataset = farzi.as_dataset(num_rows)
         trainer.train(resume_from_checkpoint=resume)
         found[name] = [x.detach().clone() for x in trainer.model.parameters()]
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found["broken"], found["whole"], strict=True))
+    assert all(
+        torch.equal(ours, theirs)
+        for ours, theirs in zip(found["broken"], found["whole"], strict=True)
+    )
 
 
 def test_the_page_and_the_tables_show_the_first_rows(tmp_path):
     farzi = FarziData.from_teacher(
-        tiny_model("gpt2", len(WORDS)), sequence_length=4, num_sequences=6, tokenizer=word_tokenizer(), storage="coded5"
+        tiny_model("gpt2", len(WORDS)),
+        sequence_length=4,
+        num_sequences=6,
+        tokenizer=word_tokenizer(),
+        storage="coded5",
     )
     farzi.save_pretrained(tmp_path / "summary")
     rows = load_dataset(str(tmp_path / "summary"), split="train", cache_dir=str(tmp_path / "cache"))
-    assert rows.column_names == ["index", "input_ids", "text", "label_tokens", "label_probabilities"]
+    assert rows.column_names == [
+        "index",
+        "input_ids",
+        "text",
+        "label_tokens",
+        "label_probabilities",
+    ]
     assert rows["input_ids"][:] == farzi.endless().rows(0, 6).tolist()
     position = farzi.decode(5)[2][3]
     assert rows[2]["label_tokens"][3] == position["label_tokens"]
@@ -198,7 +246,9 @@ def test_bad_arguments():
         carried(frequencies=torch.zeros(V))
     with pytest.raises(ValueError, match="frequencies"):
         carried(frequencies=[1.0, 2.0])
-    with pytest.raises(ValueError, match=r"teacher does not read 2000 ids .* give a smaller sequence_length"):
+    with pytest.raises(
+        ValueError, match=r"teacher does not read 2000 ids .* give a smaller sequence_length"
+    ):
         carried(sequence_length=2000)
     with pytest.raises(ValueError, match="inputs='soft'"):
         carried(inputs="soft")
@@ -231,7 +281,11 @@ def test_bad_arguments():
 def test_sizes_of_the_fixed_form_are_checked_before_any_work(inputs, sizes, message, monkeypatch):
     farzi = carried(inputs=inputs)
     monkeypatch.setattr(WrittenRows, "block", None)
-    too_long = "sequence_length=2000: it has" if inputs == "tokens" else "teacher does not read 2000 ids .* give a smaller"
+    too_long = (
+        "sequence_length=2000: it has"
+        if inputs == "tokens"
+        else "teacher does not read 2000 ids .* give a smaller"
+    )
     with pytest.raises(ValueError, match=message or too_long):
         farzi.materialize(*sizes)
 
@@ -239,11 +293,22 @@ def test_sizes_of_the_fixed_form_are_checked_before_any_work(inputs, sizes, mess
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine of one core
 @pytest.mark.parametrize(
     ("workers", "persistent", "start"),
-    [(0, False, None), (1, False, "fork"), (1, True, "fork"), (2, False, "fork"), (2, True, "fork"), (2, True, "spawn")],
+    [
+        (0, False, None),
+        (1, False, "fork"),
+        (1, True, "fork"),
+        (2, False, "fork"),
+        (2, True, "fork"),
+        (2, True, "spawn"),
+    ],
 )
 def test_the_next_epoch_goes_on_where_the_last_one_ended(workers, persistent, start):
     data, rows = carried().as_dataset(10, seed=5), carried().endless(5).rows(0, 100)
-    how = {"num_workers": workers, "persistent_workers": persistent, "multiprocessing_context": start}
+    how = {
+        "num_workers": workers,
+        "persistent_workers": persistent,
+        "multiprocessing_context": start,
+    }
     loader = DataLoader(data, 5, collate_fn=ids_of_rows, **how)
     assert torch.equal(torch.cat([*loader, *loader, *loader]), rows[:30])
     data.set_epoch(6)
@@ -267,33 +332,96 @@ def test_rounding_passes_straight_through():
     torch.testing.assert_close(scale.grad, torch.tensor([(0 - 0.48) + (2 - 1.8) - 3]))
 
 
-# -- other architectures ---------------------------------------------------------------------------------------------
+# -- other architectures ---------------------------------------------------------------------------
 
 OTHERS = {
-    "qwen2_moe": {**ATTENTION, "num_key_value_heads": 2, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8,
-                  "shared_expert_intermediate_size": 8, "decoder_sparse_step": 1},  # a matrix of one row
-    "gpt_neo": {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 32,
-                "intermediate_size": 16, "attention_dropout": 0.0, "embed_dropout": 0.0, "resid_dropout": 0.0},  # lists in lists
-    "mamba2": {"hidden_size": 16, "num_hidden_layers": 1, "state_size": 4, "num_heads": 8, "head_dim": 4, "n_groups": 1, "chunk_size": 8},  # ∞
-    "rwkv": {"hidden_size": 16, "num_hidden_layers": 2, "attention_hidden_size": 16, "context_length": 32, "rescale_every": 1},
-    "gemma2": {**ATTENTION, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0},  # a soft cap
-}  # fmt: skip
+    "qwen2_moe": {
+        **ATTENTION,
+        "num_key_value_heads": 2,
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 8,
+        "decoder_sparse_step": 1,
+    },  # a matrix of one row
+    "gpt_neo": {
+        "hidden_size": 16,
+        "num_layers": 2,
+        "num_heads": 2,
+        "attention_types": [[["global", "local"], 1]],
+        "max_position_embeddings": 32,
+        "intermediate_size": 16,
+        "attention_dropout": 0.0,
+        "embed_dropout": 0.0,
+        "resid_dropout": 0.0,
+    },  # lists in lists
+    "mamba2": {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "state_size": 4,
+        "num_heads": 8,
+        "head_dim": 4,
+        "n_groups": 1,
+        "chunk_size": 8,
+    },  # ∞
+    "rwkv": {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "attention_hidden_size": 16,
+        "context_length": 32,
+        "rescale_every": 1,
+    },
+    "gemma2": {
+        **ATTENTION,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "pad_token_id": 0,
+    },  # a soft cap
+}
 
 
 @pytest.mark.parametrize(
-    "kind", ["qwen2_moe", "gpt_neo", "mamba2", *(pytest.param(x, marks=pytest.mark.slow) for x in ("rwkv", "gemma2"))]
+    "kind",
+    [
+        "qwen2_moe",
+        "gpt_neo",
+        "mamba2",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("rwkv", "gemma2")),
+    ],
 )
 def test_other_architectures_are_trained_packed_and_loaded(kind, tmp_path):
-    config = AutoConfig.for_model(kind, **{"vocab_size": V, "bos_token_id": 1, "eos_token_id": 2, **OTHERS[kind]})
+    config = AutoConfig.for_model(
+        kind, **{"vocab_size": V, "bos_token_id": 1, "eos_token_id": 2, **OTHERS[kind]}
+    )
     rows = Dataset.from_dict(
-        {"input_ids": torch.randint(1, V, (64, LENGTH), generator=torch.Generator().manual_seed(0)).tolist()}
+        {
+            "input_ids": (
+                torch.randint(
+                    1, V, (64, LENGTH), generator=torch.Generator().manual_seed(0)
+                ).tolist()
+            )
+        }
     )
     args = FarziConfig(
-        str(tmp_path), sequence_length=LENGTH, num_sequences=4, teacher_steps=6, teacher_batch_size=8, packing_steps=4, inner_steps=2,
-        synthetic_batch_size=4, max_steps=0, eval_students=1, disable_tqdm=True, use_cpu=True,
-    )  # fmt: skip
+        str(tmp_path),
+        sequence_length=LENGTH,
+        num_sequences=4,
+        teacher_steps=6,
+        teacher_batch_size=8,
+        packing_steps=4,
+        inner_steps=2,
+        synthetic_batch_size=4,
+        max_steps=0,
+        eval_students=1,
+        disable_tqdm=True,
+        use_cpu=True,
+    )
     trainer = FarziTrainer(
-        learner_init=config, args=args, train_dataset=rows, eval_dataset=rows, data_collator=SequenceCollator()
+        learner_init=config,
+        args=args,
+        train_dataset=rows,
+        eval_dataset=rows,
+        data_collator=SequenceCollator(),
     )
     trainer.train()
     assert math.isfinite(trainer.evaluate()["eval_loss"])
@@ -304,7 +432,9 @@ def test_other_architectures_are_trained_packed_and_loaded(kind, tmp_path):
 
 def test_a_soft_cap_is_found_where_the_padding_has_no_numbers():
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma2", vocab_size=V, **OTHERS["gemma2"]))
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("gemma2", vocab_size=V, **OTHERS["gemma2"])
+    )
     assert LinearHead.of(model.eval()) is None
     model.config.final_logit_softcapping = None
     assert LinearHead.of(model) is not None
@@ -318,34 +448,50 @@ def test_a_model_without_a_padding_token_reads_all_positions():
 
 @pytest.mark.parametrize("storage", sorted(STORAGES))
 def test_a_number_that_is_no_vector_is_stored(storage):
-    way, x = STORAGES[storage], {"teacher.scale": torch.tensor(1.25), "teacher.w": torch.randn(3, 4)}
+    way, x = (
+        STORAGES[storage],
+        {"teacher.scale": torch.tensor(1.25), "teacher.w": torch.randn(3, 4)},
+    )
     layout = way.layout({name: tuple(value.shape) for name, value in x.items()}, list(x))
     stored = way.stored(x)
     assert layout.keys() == stored.keys()
     assert stored["teacher.scale"] == 1.25
 
 
-# -- what is made of it ----------------------------------------------------------------------------------------------
+# -- what is made of it ----------------------------------------------------------------------------
 
 
 def test_what_is_made_of_a_summary_keeps_the_licence_and_the_warning(tmp_path):
-    facts = {"licence": "mit", "dataset": "d", "memory_warning": "It knows rows.", "table": [{"method": "x", "perplexity": 1.0}]}
+    facts = {
+        "licence": "mit",
+        "dataset": "d",
+        "memory_warning": "It knows rows.",
+        "table": [{"method": "x", "perplexity": 1.0}],
+    }
     carried().save_pretrained(tmp_path / "first", metrics=facts)
     kept = {name: x for name, x in facts.items() if name != "table"}
     for number, again in enumerate(
-        (FarziData.from_pretrained(tmp_path / "first").materialize(2), FarziData.from_pretrained(tmp_path / "first").double())
+        (
+            FarziData.from_pretrained(tmp_path / "first").materialize(2),
+            FarziData.from_pretrained(tmp_path / "first").double(),
+        )
     ):
         assert again.results.metrics == kept
         again.float().save_pretrained(tmp_path / str(number))
         assert "license: mit" in (tmp_path / str(number) / "README.md").read_text(encoding="utf-8")
-    assert "optimizer_cls_and_kwargs" in (tmp_path / "0" / "README.md").read_text(encoding="utf-8")  # its students have SOAP, too
+    assert "optimizer_cls_and_kwargs" in (tmp_path / "0" / "README.md").read_text(
+        encoding="utf-8"
+    )  # its students have SOAP, too
 
 
 def test_assigned_tensors_are_those_of_all_layers_that_share_them():
     a, b = (
         carried(),
         FarziData.from_teacher(
-            AutoModelForCausalLM.from_config(config_of("gpt2")), sequence_length=LENGTH, frequencies=SHARES, num_sequences=8
+            AutoModelForCausalLM.from_config(config_of("gpt2")),
+            sequence_length=LENGTH,
+            frequencies=SHARES,
+            num_sequences=8,
         ),
     )
     ids = torch.arange(1, LENGTH)[None]

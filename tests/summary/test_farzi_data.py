@@ -16,7 +16,7 @@ from farzi_hf.summary import FarziData, FarziDataConfig, reading, soft_tokens
 INNER = {"optimizer": "adam", "lr": 0.01, "eps": 1e-4, "betas": (0.9, 0.999), "steps": 300}
 
 
-# -- config ----------------------------------------------------------------------------------------------------------
+# -- config ----------------------------------------------------------------------------------------
 
 
 def test_config_survives_a_save(tmp_path):
@@ -50,29 +50,37 @@ def test_bad_config_names_the_argument_and_the_value(changes, named):
         FarziDataConfig(**changes)
 
 
-# -- soft tokens -----------------------------------------------------------------------------------------------------
+# -- soft tokens -----------------------------------------------------------------------------------
 
 
 def test_forward_gives_the_soft_tokens_of_the_indexed_sequences():
     farzi = tiny(tau=0.5)
     indices = torch.tensor([2, 0])
-    expected = torch.softmax(torch.einsum("bld,dv->blv", farzi.latents[indices], farzi.decoder) / 0.5, -1)
+    expected = torch.softmax(
+        torch.einsum("bld,dv->blv", farzi.latents[indices], farzi.decoder) / 0.5, -1
+    )
     torch.testing.assert_close(farzi(indices), expected)
-    torch.testing.assert_close(farzi(indices), soft_tokens(farzi.latents[indices], farzi.decoder, 0.5))
+    torch.testing.assert_close(
+        farzi(indices), soft_tokens(farzi.latents[indices], farzi.decoder, 0.5)
+    )
     assert farzi(indices).shape == (2, 5, 7)
 
 
 def test_forward_evaluates_a_functional_where_hooks_see_it():
     farzi, seen = tiny(), []
     farzi.register_forward_hook(lambda module, inputs, output: seen.append(output))
-    objective = farzi(functional=lambda tensors: tensors["latents"].square().sum() + tensors["decoder"].sum())
+    objective = farzi(
+        functional=lambda tensors: tensors["latents"].square().sum() + tensors["decoder"].sum()
+    )
     objective.backward()
     assert seen == [objective]
     torch.testing.assert_close(farzi.latents.grad, 2 * farzi.latents)
     torch.testing.assert_close(farzi.decoder.grad, torch.ones_like(farzi.decoder))
 
 
-@pytest.mark.parametrize("indices", [None, torch.tensor(1), torch.tensor([0.0]), torch.tensor([[0]])])
+@pytest.mark.parametrize(
+    "indices", [None, torch.tensor(1), torch.tensor([0.0]), torch.tensor([[0]])]
+)
 def test_bad_indices_are_refused(indices):
     with pytest.raises(ValueError, match=r"indices must be an integer tensor of shape \(b,\), got"):
         tiny()(indices)
@@ -87,7 +95,7 @@ def test_initial_soft_tokens_are_close_to_uniform():
     assert farzi.nbytes == 4 * (50 * 10 * 8 + 8 * 40)
 
 
-# -- dataset and collator --------------------------------------------------------------------------------------------
+# -- dataset and collator --------------------------------------------------------------------------
 
 
 def test_dataset_and_collator_give_the_soft_tokens():
@@ -103,7 +111,7 @@ def test_dataset_and_collator_give_the_soft_tokens():
     assert (batch["shift_labels"] >= 0).all()
 
 
-# -- hard tokens -----------------------------------------------------------------------------------------------------
+# -- hard tokens -----------------------------------------------------------------------------------
 
 
 def test_drawn_labels_are_independent_of_drawn_inputs():
@@ -140,11 +148,13 @@ def test_draws_are_a_function_of_the_seed():
 @pytest.mark.parametrize("number", [0, 1.5, True])
 def test_bad_numbers_of_samples_and_tokens_are_refused(number):
     for name, read in (("samples_per_sequence", tiny().as_hard_dataset), ("top_k", tiny().decode)):
-        with pytest.raises(ValueError, match=f"{name} must be an integer of at least 1, got {number}"):
+        with pytest.raises(
+            ValueError, match=f"{name} must be an integer of at least 1, got {number}"
+        ):
             read(number)
 
 
-# -- decode ----------------------------------------------------------------------------------------------------------
+# -- decode ----------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25, deadline=None)
@@ -160,13 +170,21 @@ def test_decode_agrees_with_the_soft_tokens(mu, length, size, top_k, seed):
     farzi = FarziData(FarziDataConfig(mu, length, 2, size, latent_std=2.0))
     soft = farzi(torch.arange(mu)).detach()
     decoded = farzi.decode(top_k)
-    assert (len(decoded), len(decoded[0]), len(decoded[0][0]["tokens"])) == (mu, length, min(top_k, size))
+    assert (len(decoded), len(decoded[0]), len(decoded[0][0]["tokens"])) == (
+        mu,
+        length,
+        min(top_k, size),
+    )
     for i, sequence in enumerate(decoded):
         for j, position in enumerate(sequence):
             p = soft[i, j]
             assert position["probabilities"] == sorted(position["probabilities"], reverse=True)
-            torch.testing.assert_close(torch.tensor(position["probabilities"]), p[position["tokens"]])
-            assert position["entropy"] == pytest.approx(torch.distributions.Categorical(p).entropy().item(), abs=1e-4)
+            torch.testing.assert_close(
+                torch.tensor(position["probabilities"]), p[position["tokens"]]
+            )
+            assert position["entropy"] == pytest.approx(
+                torch.distributions.Categorical(p).entropy().item(), abs=1e-4
+            )
 
 
 def test_decode_names_tokens_where_there_is_a_vocabulary():
@@ -174,7 +192,9 @@ def test_decode_names_tokens_where_there_is_a_vocabulary():
     ids = farzi.decode(2)[0][0]["tokens"]
     farzi.processing_class = word_tokenizer()
     assert farzi.decode(2)[0][0]["tokens"] == [WORDS[i] for i in ids]
-    farzi.processing_class = WORDS[:1]  # a padded output layer: entries beyond the vocabulary show as ids
+    farzi.processing_class = WORDS[
+        :1
+    ]  # a padded output layer: entries beyond the vocabulary show as ids
     assert farzi.decode(2)[0][0]["tokens"] == [WORDS[0] if i == 0 else f"[{i}]" for i in ids]
 
 
@@ -208,7 +228,7 @@ def test_nothing_of_size_mu_xi_v_exists(monkeypatch, tmp_path):
     assert largest.elements <= 20 * 300
 
 
-# -- save and load ---------------------------------------------------------------------------------------------------
+# -- save and load ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -239,7 +259,10 @@ def test_another_vocabulary_is_refused_on_save_and_on_load(tmp_path):
     farzi.save_pretrained(tmp_path, processing_class=word_tokenizer())
     with pytest.raises(ValueError, match="processing_class brings a vocabulary with hash"):
         farzi.save_pretrained(tmp_path, processing_class=other)
-    assert FarziData.from_pretrained(tmp_path).processing_class.get_vocab() == word_tokenizer().get_vocab()
+    assert (
+        FarziData.from_pretrained(tmp_path).processing_class.get_vocab()
+        == word_tokenizer().get_vocab()
+    )
     other.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="folder_or_repo brings a vocabulary with hash"):
         FarziData.from_pretrained(tmp_path)
@@ -260,7 +283,9 @@ def test_a_broken_summary_is_not_saved(tmp_path):
 def test_files_of_different_summaries_are_refused_and_a_missing_one_is_named(tmp_path):
     tiny().save_pretrained(tmp_path)
     FarziDataConfig(9, 5, 3, 7).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"has .latents. F32 \(4, 5, 3\), where config\.json says .* \(9, 5, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"has .latents. F32 \(4, 5, 3\), where config\.json says .* \(9, 5, 3\)"
+    ):
         FarziData.from_pretrained(tmp_path)
     for name in ("farzi.safetensors", "config.json"):
         tiny().save_pretrained(folder := tmp_path / f"without {name}")
@@ -286,5 +311,10 @@ def test_what_it_was_saved_with_is_remembered_as_long_as_it_holds(tmp_path):
 def test_saving_twice_gives_the_same_bytes(tmp_path):
     for name in "ab":
         tiny().save_pretrained(tmp_path / name, processing_class=WORDS, metrics={"x": 1})
-    files = [path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file()]
-    assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
+    files = [
+        path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file()
+    ]
+    assert all(
+        (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+        for file in files
+    )

@@ -1,4 +1,6 @@
-"""The forms of a summary: soft inputs or ids, shared labels or their own; from config to artefact, loss and stock Trainer."""
+"""The forms of a summary: soft inputs or ids, shared labels or their own; from config to artefact,
+loss and stock Trainer.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,26 @@ FORMS = {
     "tokens": {"inputs": "tokens", "labels": "own", "label_dim": 2},
 }
 each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-INNER = {"optimizer": "adam", "lr": 0.02, "betas": [0.5, 0.99], "eps": 1e-3, "steps": 7, "synthetic_batch_size": 8}
+INNER = {
+    "optimizer": "adam",
+    "lr": 0.02,
+    "betas": [0.5, 0.99],
+    "eps": 1e-3,
+    "steps": 7,
+    "synthetic_batch_size": 8,
+}
 
 
-# -- inputs and labels -----------------------------------------------------------------------------------------------
+# -- inputs and labels -----------------------------------------------------------------------------
 
 
 def test_own_labels_are_what_a_position_predicts():
     farzi = tiny(**FORMS["own"])
     rows = torch.tensor([2, 0])
     inputs, targets = batch_of(farzi.tensors, rows, farzi.config.tau)
-    torch.testing.assert_close(inputs.probabilities(), torch.softmax(farzi.latents[rows] @ farzi.decoder, -1))
+    torch.testing.assert_close(
+        inputs.probabilities(), torch.softmax(farzi.latents[rows] @ farzi.decoder, -1)
+    )
     expected = torch.softmax(farzi.label_latents[rows] @ farzi.label_decoder, -1)
     torch.testing.assert_close(targets.probabilities(), expected)
 
@@ -54,11 +65,20 @@ def test_ids_are_read_as_they_are():
     ("settings", "message"),
     [
         ({"inputs": "tokens"}, "labels='shared' need inputs of 'soft', got inputs='tokens'"),
-        ({"inputs": "drawn", "labels": "own"}, "labels='own' need inputs of 'soft' or 'tokens', got inputs='drawn'"),
+        (
+            {"inputs": "drawn", "labels": "own"},
+            "labels='own' need inputs of 'soft' or 'tokens', got inputs='drawn'",
+        ),
         ({"inputs": "drawn", "labels": "teacher"}, "labels='teacher' with teacher=None"),
-        ({"teacher": {"model_type": "gpt2"}}, "labels='shared' with teacher={'model_type': 'gpt2'}"),
+        (
+            {"teacher": {"model_type": "gpt2"}},
+            "labels='shared' with teacher={'model_type': 'gpt2'}",
+        ),
         ({"label_dim": 5}, "label_dim=5 with labels='shared': such labels have none"),
-        ({"inputs": "hard"}, "inputs must be one of 'soft', 'tokens', 'drawn', 'written', got 'hard'"),
+        (
+            {"inputs": "hard"},
+            "inputs must be one of 'soft', 'tokens', 'drawn', 'written', got 'hard'",
+        ),
         ({"labels": 3}, "labels must be one of 'shared', 'own', 'teacher', got 3"),
         ({"labels": "own", "label_dim": -1}, "label_dim must be an integer of at least 1, got -1"),
         ({"labels": "own", "label_dim": 0}, "label_dim must be an integer of at least 1, got 0"),
@@ -69,7 +89,7 @@ def test_a_config_refuses_what_is_no_form(settings, message):
         FarziDataConfig(2, 3, 4, 5, **settings)
 
 
-# -- the artefact ----------------------------------------------------------------------------------------------------
+# -- the artefact ----------------------------------------------------------------------------------
 
 
 @each_form
@@ -102,7 +122,9 @@ def test_the_code_of_its_card_runs(tmp_path, form):
     for block in blocks:
         if block is train:
             continue
-        block = block.replace('split="train"', f"split='train', cache_dir={str(tmp_path / 'cache')!r}")
+        block = block.replace(
+            'split="train"', f"split='train', cache_dir={str(tmp_path / 'cache')!r}"
+        )
         exec(block.replace(PLACEHOLDER, str(tmp_path / "artefact")), names)
     _, targets = batch_of(farzi.tensors, slice(0, 1), farzi.config.tau)
     if form:

@@ -52,7 +52,7 @@ def frequencies(sentences: Sequence[Sequence[int]], vocab_size: int = V) -> Tens
     return torch.from_numpy(counts / counts.sum()).float()
 
 
-# -- windows ---------------------------------------------------------------------------------------------------------
+# -- windows ---------------------------------------------------------------------------------------
 
 
 def test_windows_are_consecutive_whole_sentences_in_random_order():
@@ -73,7 +73,7 @@ def test_windows_repeat_the_text_where_it_is_too_short():
     assert cut.tolist() == [[2, 4, 3, 2], [4, 3, 2, 4]]
 
 
-# -- token vectors ---------------------------------------------------------------------------------------------------
+# -- token vectors ---------------------------------------------------------------------------------
 
 
 def dense_information(pairs: Sequence[tuple[int, int]], vocab_size: int) -> np.ndarray:
@@ -93,14 +93,19 @@ def test_mutual_information_is_the_dense_formula(sequences, tokenizer):
     pairs = [pair for sentence in sentences for pair in pairwise(sentence)]
     for ours, theirs in (
         (_mutual_information(left, right, vocab_size), dense_information(pairs, vocab_size)),
-        (_mutual_information(right, left, vocab_size), dense_information([p[::-1] for p in pairs], vocab_size)),
+        (
+            _mutual_information(right, left, vocab_size),
+            dense_information([p[::-1] for p in pairs], vocab_size),
+        ),
     ):
         assert theirs.max() > 1
         np.testing.assert_allclose(ours.to_dense(), theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_the_boundary_between_sequences_is_no_pair_of_neighbours():
-    """What follows the end of a sequence in memory, the next one's start, does not follow it in the text."""
+    """What follows the end of a sequence in memory, the next one's start, does not follow it in the
+    text.
+    """
     left, right = _neighbours(*flat([[2, 4, 3], [2, 5, 3]]))
     assert list(zip(left.tolist(), right.tolist(), strict=True)) == [(2, 4), (4, 3), (2, 5), (5, 3)]
 
@@ -109,12 +114,16 @@ def test_token_vectors_span_what_the_exact_decomposition_does(sequences, tokeniz
     sentences, vocab_size, dim = sequences["train"]["input_ids"], len(tokenizer), 4
     tokens, lengths = flat(sentences)
     pairs = [pair for sentence in sentences for pair in pairwise(sentence)]
-    information = [dense_information(part, vocab_size) for part in (pairs, [p[::-1] for p in pairs])]
+    information = [
+        dense_information(part, vocab_size) for part in (pairs, [p[::-1] for p in pairs])
+    ]
     weight = np.sqrt(np.bincount(tokens, minlength=vocab_size) + 1)
     u, s, _ = np.linalg.svd(weight[:, None] * np.concatenate(information, axis=1))
     expected = u[:, :dim] * np.sqrt(s[:dim]) / weight[:, None]
     norms = np.linalg.norm(expected, axis=1)
-    known = norms > 1e-3 * norms.max()  # of the others the decomposition says nothing in so few dimensions
+    known = (
+        norms > 1e-3 * norms.max()
+    )  # of the others the decomposition says nothing in so few dimensions
     assert 30 < known.sum() < vocab_size
     expected = expected[known] / norms[known, None]
     found = token_vectors(tokens, lengths, vocab_size, dim, seed=0).numpy()
@@ -133,7 +142,7 @@ def test_tokens_with_the_same_neighbours_point_the_same_way():
     assert vectors[1].norm() < 0.05  # never seen
 
 
-# -- starts ----------------------------------------------------------------------------------------------------------
+# -- starts ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tau", [1.0, 0.5])
@@ -159,7 +168,9 @@ def test_a_start_is_a_function_of_its_seed_and_leaves_the_global_random_state_al
     first, second, other = (soft_tokens(farzi) for farzi in starts)
     assert torch.equal(first, second)
     assert not torch.allclose(first, other)
-    assert all(parameter.requires_grad and parameter.is_leaf for parameter in starts[0].parameters())
+    assert all(
+        parameter.requires_grad and parameter.is_leaf for parameter in starts[0].parameters()
+    )
 
 
 def test_random_starts_have_the_deviation_of_the_config():
@@ -171,7 +182,14 @@ def test_random_starts_have_the_deviation_of_the_config():
 
 @pytest.mark.parametrize(
     ("d", "sentences"),
-    [(2, SENTENCES), (V, SENTENCES), (V + 5, SENTENCES), (4, [[2, 4, 3]]), (4, [[2, 3]]), (4, [[4, 4]])],
+    [
+        (2, SENTENCES),
+        (V, SENTENCES),
+        (V + 5, SENTENCES),
+        (4, [[2, 4, 3]]),
+        (4, [[2, 3]]),
+        (4, [[4, 4]]),
+    ],
 )
 def test_any_number_of_dimensions_and_few_real_tokens(d, sentences):
     farzi = summary(d=d)
@@ -196,7 +214,7 @@ def test_nothing_has_the_size_of_all_soft_tokens():
     assert peak < mu * xi * vocab_size * 4 / 5
 
 
-# -- groups of tokens ------------------------------------------------------------------------------------------------
+# -- groups of tokens ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tau", [1.0, 0.5])
@@ -206,15 +224,22 @@ def test_a_position_is_a_group_of_tokens_around_a_centre(tau):
     vectors = torch.randn(V, 3, generator=torch.Generator().manual_seed(0))
     Clusters(kappa)(farzi, dataset_of(SENTENCES), 3, vectors)
     assert farzi.latents[..., 3:].eq(1).all()
-    points, centres = farzi.decoder[:3].T.detach() / tau, farzi.latents[..., :3].detach() / (2 * kappa)
+    points, centres = (
+        farzi.decoder[:3].T.detach() / tau,
+        farzi.latents[..., :3].detach() / (2 * kappa),
+    )
     assert points.std().item() == pytest.approx(1.0)
     torch.testing.assert_close(  # the same distances between tokens, up to one factor
         torch.cdist(points, points) / torch.cdist(points, points).mean(),
-        torch.cdist(vectors, vectors) / torch.cdist(vectors, vectors).mean(), rtol=1e-3, atol=1e-3,
-    )  # fmt: skip
+        torch.cdist(vectors, vectors) / torch.cdist(vectors, vectors).mean(),
+        rtol=1e-3,
+        atol=1e-3,
+    )
     distance = torch.cdist(points[None, None], centres[:, :, None])[..., 0].square()
     expected = frequencies(SENTENCES) * (-kappa * distance).exp()
-    torch.testing.assert_close(soft_tokens(farzi), expected / expected.sum(-1, keepdim=True), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        soft_tokens(farzi), expected / expected.sum(-1, keepdim=True), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_tokens_that_are_alike_share_a_centre_and_every_centre_stands_somewhere():
@@ -236,5 +261,7 @@ def test_groups_of_few_principal_components(sequences, tokenizer):
 
 @pytest.mark.parametrize("settings", [{"d": 2, "labels": "own"}, {"d": 4}])
 def test_groups_need_labels_of_their_own_and_room(settings):
-    with pytest.raises(ValueError, match=r"initialization='clusters' needs labels='own' and latent_dim of 3, got"):
+    with pytest.raises(
+        ValueError, match=r"initialization='clusters' needs labels='own' and latent_dim of 3, got"
+    ):
         Clusters()(summary(**settings), dataset_of(SENTENCES), 0)

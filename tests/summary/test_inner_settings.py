@@ -1,4 +1,6 @@
-"""`config.inner`: its schedules, and a student of the stock Trainer that trains as the learners of the distillation did."""
+"""`config.inner`: its schedules, and a student of the stock Trainer that trains as the learners of
+the distillation did.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from farzi_hf.engine import OPTIMIZERS, InnerAdam, InnerAdamW, InnerSGD, InnerSo
 from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.summary.inner_settings import LR_SCHEDULES, lr_schedule
 
-ADAM = {"optimizer": "adam", "lr": 0.02, "betas": [0.5, 0.99], "eps": 1e-3, "eps_root": 0.0, "weight_decay": 0.0}
+ADAM = {
+    "optimizer": "adam",
+    "lr": 0.02,
+    "betas": [0.5, 0.99],
+    "eps": 1e-3,
+    "eps_root": 0.0,
+    "weight_decay": 0.0,
+}
 SGD = {"optimizer": "sgd", "lr": 0.3, "momentum": 0.5, "weight_decay": 0.0}
 SIZES = {"steps": 7, "synthetic_batch_size": 8}
 
@@ -26,7 +35,9 @@ def summary(inner, **form) -> FarziData:
 
 
 def student(farzi: FarziData, args: TrainingArguments) -> dict[str, torch.Tensor]:
-    trainer = soft_trainer(tiny_model("gpt2"), farzi, args, optimizer_cls_and_kwargs=farzi.optimizer_cls_and_kwargs)
+    trainer = soft_trainer(
+        tiny_model("gpt2"), farzi, args, optimizer_cls_and_kwargs=farzi.optimizer_cls_and_kwargs
+    )
     trainer.train()
     return dict(trainer.model.named_parameters())
 
@@ -38,7 +49,10 @@ LIKE = {
     "adam": (ADAM, InnerAdam(0.02, (0.5, 0.99), 1e-3)),
     "sgd": (SGD, InnerSGD(0.3, 0.5)),
     "adamw": (ADAMW, ADAMW_LIKE),
-    "soap": ({**ADAMW, "optimizer": "soap"}, InnerSoap(0.02, (0.5, 0.99), 1e-3, weight_decay=0.5, max_grad_norm=0.05)),
+    "soap": (
+        {**ADAMW, "optimizer": "soap"},
+        InnerSoap(0.02, (0.5, 0.99), 1e-3, weight_decay=0.5, max_grad_norm=0.05),
+    ),
 }
 WARM = {"warmup_steps": 3}
 STUDENTS = [(name, schedule, {}) for name in LIKE for schedule in LR_SCHEDULES]
@@ -51,11 +65,16 @@ def test_a_student_is_the_learner_of_the_inner_loop(tmp_path, name, schedule, fo
     """From the same start, on the same batches: all sequences in each step."""
     inner, optimizer = LIKE[name]
     warm = {name: form[name] for name in form if name == "warmup_steps"}
-    farzi = summary({**inner, **SIZES, "lr_scheduler_type": schedule, **warm}, **({} if warm else form))
+    farzi = summary(
+        {**inner, **SIZES, "lr_scheduler_type": schedule, **warm}, **({} if warm else form)
+    )
     model = tiny_model("gpt2")
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     training = SyntheticTraining(optimizer, farzi.config.tau, lr_scheduler_type=schedule, **warm)
-    assert replace(SyntheticTraining.of(farzi.config.inner, farzi.config.tau), batch_size=None) == training
+    assert (
+        replace(SyntheticTraining.of(farzi.config.inner, farzi.config.tau), batch_size=None)
+        == training
+    )
     learner = Learner(model)
     with torch.no_grad():
         expected = training(learner, farzi.tensors, start=start, steps=7, seed=0)
@@ -81,7 +100,10 @@ def test_changes_go_first(tmp_path):
         ({"num_train_epochs": 3, "max_steps": -1}, 6),
         ({"num_train_epochs": 4, "gradient_accumulation_steps": 2}, 4),
         ({"num_train_epochs": 3, "per_device_train_batch_size": 3}, 9),
-        ({"num_train_epochs": 3, "per_device_train_batch_size": 3, "dataloader_drop_last": True}, 6),
+        (
+            {"num_train_epochs": 3, "per_device_train_batch_size": 3, "dataloader_drop_last": True},
+            6,
+        ),
         ({"max_steps": 5, "lr_scheduler_type": SchedulerType.WARMUP_STABLE_DECAY}, 5),
     ],
 )
@@ -94,7 +116,9 @@ def test_a_schedule_is_one_of_the_steps_that_trainer_takes(tmp_path, changes, st
     assert args.lr_scheduler_kwargs["num_decay_steps"] == steps // 2
 
 
-@pytest.mark.parametrize("inner", [None, {}, ADAM, {"steps": 7}], ids=["none", "empty", "no steps", "no lr"])
+@pytest.mark.parametrize(
+    "inner", [None, {}, ADAM, {"steps": 7}], ids=["none", "empty", "no steps", "no lr"]
+)
 def test_settings_that_the_summary_lacks_have_to_be_given(tmp_path, inner):
     farzi = summary(inner)
     with pytest.raises(ValueError, match=r"config\.inner=\{.* give learning_rate"):
@@ -125,7 +149,11 @@ def test_an_optimizer_that_trainer_lacks_is_refused_unless_another_is_given(tmp_
     monkeypatch.setitem(OPTIMIZERS, "signs", Signs)
     farzi = summary({**SGD, **SIZES, "optimizer": "signs"})
     with pytest.raises(
-        ValueError, match=r"the inner optimizer of this summary, Signs, has no equal among Trainer's; give optim=…"
+        ValueError,
+        match=(
+            r"the inner optimizer of this summary, Signs, has no equal among Trainer's; give"
+            r" optim=…"
+        ),
     ):
         farzi.training_arguments(tmp_path)
     args = farzi.training_arguments(tmp_path, optim="sgd", learning_rate=0.5)
@@ -136,9 +164,13 @@ def test_what_trainer_does_otherwise_is_said(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         summary({**ADAM, **SIZES}).training_arguments(tmp_path)
         assert not caplog.records
-        summary({**ADAM, **SIZES, "weight_decay": 0.1}).training_arguments(tmp_path, weight_decay=0.0)
+        summary({**ADAM, **SIZES, "weight_decay": 0.1}).training_arguments(
+            tmp_path, weight_decay=0.0
+        )
         assert not caplog.records
-        summary({**ADAM, **SIZES, "weight_decay": 0.1, "eps_root": 1e-6}).training_arguments(tmp_path)
+        summary({**ADAM, **SIZES, "weight_decay": 0.1, "eps_root": 1e-6}).training_arguments(
+            tmp_path
+        )
     assert "weight_decay=0.1, eps_root=1e-06" in caplog.text
 
 
@@ -153,16 +185,21 @@ def test_a_last_incomplete_batch_is_said(tmp_path, caplog):
         summary({**ADAM, **SIZES}).training_arguments(tmp_path, per_device_train_batch_size=10_000)
         assert not caplog.records
         farzi = summary({**ADAM, **SIZES})
-        farzi.training_arguments(tmp_path, per_device_train_batch_size=farzi.config.num_sequences - 1)
+        farzi.training_arguments(
+            tmp_path, per_device_train_batch_size=farzi.config.num_sequences - 1
+        )
     assert "does not divide" in caplog.text
 
 
-# -- schedules -------------------------------------------------------------------------------------------------------
+# -- schedules -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "rates"),
-    [("linear", [1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]), ("warmup_stable_decay", [1.0, 1.0, 1.0, 1.0, 2 / 3, 1 / 3])],
+    [
+        ("linear", [1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]),
+        ("warmup_stable_decay", [1.0, 1.0, 1.0, 1.0, 2 / 3, 1 / 3]),
+    ],
 )
 def test_a_rate_falls_at_once_or_stays_for_half_of_the_steps(name, rates):
     rate = lr_schedule(name, 6)
@@ -172,12 +209,16 @@ def test_a_rate_falls_at_once_or_stays_for_half_of_the_steps(name, rates):
 
 def test_a_constant_rate_needs_no_schedule_and_an_unknown_one_is_refused():
     assert lr_schedule("constant", 4) is None
-    with pytest.raises(ValueError, match=r"lr_scheduler_type must be one of 'constant', 'linear', .*, got 'steep'"):
+    with pytest.raises(
+        ValueError, match=r"lr_scheduler_type must be one of 'constant', 'linear', .*, got 'steep'"
+    ):
         lr_schedule("steep", 4)
 
 
 def test_the_beginning_of_a_training_has_the_rates_of_the_whole():
-    """One step of SGD of four moves the parameters as far as one step of one: the whole rate. Two of four move them by less than two of two."""
+    """One step of SGD of four moves the parameters as far as one step of one: the whole rate. Two
+    of four move them by less than two of two.
+    """
     torch.manual_seed(0)
     learner = Learner(tiny_model("gpt2"))
     farzi = FarziData(FarziDataConfig(4, LENGTH, 4, V, latent_std=1.0))
@@ -185,9 +226,13 @@ def test_the_beginning_of_a_training_has_the_rates_of_the_whole():
     start = learner.initial_parameters(0)
 
     def theta(steps: int, of_steps: int | None) -> torch.Tensor:
-        params = training(learner, farzi.tensors, start=start, steps=steps, seed=0, of_steps=of_steps)
+        params = training(
+            learner, farzi.tensors, start=start, steps=steps, seed=0, of_steps=of_steps
+        )
         return torch.cat([x.reshape(-1) for x in params.values()])
 
     assert torch.equal(theta(1, 4), theta(1, None))
     first, of_four, of_two = theta(1, None), theta(2, 4), theta(2, None)
-    torch.testing.assert_close((of_four - first) * 0.5, (of_two - first) * 0.75, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        (of_four - first) * 0.5, (of_two - first) * 0.75, rtol=1e-4, atol=1e-6
+    )

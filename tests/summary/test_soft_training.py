@@ -8,7 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
-from tiny_models import CONFIGS, FAMILIES, LENGTH, V, arguments, soft_trainer, tiny_model, tiny_summary
+from tiny_models import (
+    CONFIGS,
+    FAMILIES,
+    LENGTH,
+    V,
+    arguments,
+    soft_trainer,
+    tiny_model,
+    tiny_summary,
+)
 from transformers import Trainer
 from transformers.modeling_outputs import CausalLMOutput
 
@@ -24,7 +33,9 @@ def model(request):
 
 
 @pytest.fixture(
-    params=[kind if kind in FAMILIES else pytest.param(kind, marks=pytest.mark.slow) for kind in CONFIGS],
+    params=[
+        kind if kind in FAMILIES else pytest.param(kind, marks=pytest.mark.slow) for kind in CONFIGS
+    ],
 )
 def trained_model(request):
     return tiny_model(request.param)
@@ -53,27 +64,40 @@ def test_stock_trainer_trains_on_soft_tokens_and_evaluates_on_ids(trained_model,
     before = trainer.evaluate(tiny_summary().as_dataset())["eval_loss"]
     trainer.train()
     assert trainer.evaluate(tiny_summary().as_dataset())["eval_loss"] < before
-    rows = [{"input_ids": torch.randint(1, V, (length,)).tolist()} for length in (3, LENGTH, LENGTH)]
+    rows = [
+        {"input_ids": torch.randint(1, V, (length,)).tolist()} for length in (3, LENGTH, LENGTH)
+    ]
     own = model.eval()(**trainer.data_collator(rows)).loss.item()
     assert trainer.evaluate(Dataset.from_list(rows))["eval_loss"] == pytest.approx(own, rel=1e-5)
 
 
 def test_training_loss_is_nats_per_predicted_token(trained_model, tmp_path):
     """Counting vocabulary entries instead of positions would log a loss V times too small."""
-    trainer = soft_trainer(trained_model, tiny_summary(), arguments(tmp_path, max_steps=1, learning_rate=0.0))
+    trainer = soft_trainer(
+        trained_model, tiny_summary(), arguments(tmp_path, max_steps=1, learning_rate=0.0)
+    )
     trainer.train()
-    assert trainer.state.log_history[0]["loss"] == pytest.approx(torch.log(torch.tensor(V)).item(), rel=0.3)
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(
+        torch.log(torch.tensor(V)).item(), rel=0.3
+    )
 
 
 def trained_whole_and_in_parts(model, tmp_path) -> dict:
-    """The parameters after steps on eight sequences, which equal those after steps on four times two."""
+    """The parameters after steps on eight sequences, which equal those after steps on four times
+    two.
+    """
     trained = []
     for batch, accumulation in ((8, 1), (2, 4)):
         one = attach_soft_inputs(copy.deepcopy(model))
         args = arguments(
-            tmp_path, optim="sgd", per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation,
-            max_grad_norm=0.0, learning_rate=1.0, lr_scheduler_type="constant",
-        )  # fmt: skip
+            tmp_path,
+            optim="sgd",
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=accumulation,
+            max_grad_norm=0.0,
+            learning_rate=1.0,
+            lr_scheduler_type="constant",
+        )
         soft_trainer(one, tiny_summary(), args).train()
         trained.append({name: p.detach() for name, p in one.named_parameters()})
     torch.testing.assert_close(*trained, atol=1e-6, rtol=1e-5)
@@ -86,7 +110,9 @@ def test_accumulation_equals_a_large_batch(kind, tmp_path):
 
 
 # peft asks transformers for a property by its old name
-old_name = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+old_name = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
 
 
 @pytest.fixture
@@ -94,7 +120,9 @@ def lora():
     """A llama whose base is frozen, and its copy before training."""
     peft = pytest.importorskip("peft")
     base = tiny_model("llama")
-    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    model = peft.get_peft_model(
+        base, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    )
     return attach_soft_inputs(model)  # last: peft calls the base model past its hooks
 
 
@@ -151,13 +179,17 @@ def test_the_stock_trainer_sees_the_gradient_of_the_inner_loop(kind):
     learner = Learner(model)
     theta = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
     expected = torch.autograd.grad(
-        learner.soft_loss(theta, SoftTokens(soft.log(), None)), list(theta.values()), materialize_grads=True
+        learner.soft_loss(theta, SoftTokens(soft.log(), None)),
+        list(theta.values()),
+        materialize_grads=True,
     )
     model = attach_soft_inputs(model).eval()
     soft_cross_entropy(model(input_ids=soft), soft).backward()
     for (name, p), gradient in zip(model.named_parameters(), expected, strict=True):
         found = torch.zeros_like(p) if p.grad is None else p.grad
-        torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            found, gradient, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def test_one_hot_is_exact_in_half_precision_and_under_autocast():
@@ -179,13 +211,29 @@ def test_a_trainer_without_our_loss_trains_on_the_soft_labels_too(kind, labels, 
     """It would train on the likeliest id of each."""
     start = request.getfixturevalue("lora") if kind == "lora" else tiny_model(kind)
     farzi, trained = (
-        FarziData(FarziDataConfig(8, LENGTH, 4, V, labels=labels, inputs="soft", label_dim=4 if labels == "own" else None)),
+        FarziData(
+            FarziDataConfig(
+                8,
+                LENGTH,
+                4,
+                V,
+                labels=labels,
+                inputs="soft",
+                label_dim=4 if labels == "own" else None,
+            )
+        ),
         [],
     )
     for loss in ({"compute_loss_func": soft_cross_entropy}, {}):
         args = arguments(tmp_path, gradient_accumulation_steps=2, per_device_train_batch_size=2)
         model = attach_soft_inputs(copy.deepcopy(start))
-        trainer = Trainer(model=model, args=args, train_dataset=farzi.as_dataset(), data_collator=farzi.collator(), **loss)
+        trainer = Trainer(
+            model=model,
+            args=args,
+            train_dataset=farzi.as_dataset(),
+            data_collator=farzi.collator(),
+            **loss,
+        )
         trainer.train()
         trained.append([dict(model.named_parameters()), trainer.state.log_history[0]["loss"]])
     torch.testing.assert_close(*trained)
@@ -194,7 +242,11 @@ def test_a_trainer_without_our_loss_trains_on_the_soft_labels_too(kind, labels, 
 def test_a_trainer_without_the_collator_says_so(tmp_path):
     """It gave the latents to the model, and the error spoke of the vocabulary alone."""
     farzi = tiny_summary()
-    trainer = Trainer(attach_soft_inputs(tiny_model("gpt2")), arguments(tmp_path), train_dataset=farzi.as_dataset())
+    trainer = Trainer(
+        attach_soft_inputs(tiny_model("gpt2")),
+        arguments(tmp_path),
+        train_dataset=farzi.as_dataset(),
+    )
     with pytest.raises(ValueError, match=r"give Trainer data_collator=farzi\.collator\(\)"):
         trainer.train()
 
@@ -205,8 +257,12 @@ def test_division_by_num_items_in_batch():
     ids[0, 3:] = -100
     mean = soft_cross_entropy(outputs, ids)
     count = (ids[:, 1:] != -100).sum()
-    torch.testing.assert_close(soft_cross_entropy(outputs, ids, num_items_in_batch=2 * count), mean / 2)
-    torch.testing.assert_close(soft_cross_entropy(outputs, ids, num_items_in_batch=2 * int(count)), mean / 2)
+    torch.testing.assert_close(
+        soft_cross_entropy(outputs, ids, num_items_in_batch=2 * count), mean / 2
+    )
+    torch.testing.assert_close(
+        soft_cross_entropy(outputs, ids, num_items_in_batch=2 * int(count)), mean / 2
+    )
 
 
 def test_a_summary_of_another_vocabulary_and_missing_labels_are_refused(tmp_path):

@@ -1,4 +1,6 @@
-"""Metrics of text against plain loops, and as an `evaluate` module; count models against tables written out."""
+"""Metrics of text against plain loops, and as an `evaluate` module; count models against tables
+written out.
+"""
 
 from __future__ import annotations
 
@@ -66,10 +68,14 @@ def test_metrics_equal_their_definitions(batch):
     assert statistics.shape == (5, 5, 3)
     assert statistics.dtype == torch.float32
     assert token_metrics(statistics.numpy()) == pytest.approx(by_hand(*batch), rel=1e-5)
-    padded = np.pad(statistics.numpy(), ((0, 0), (0, 3), (0, 0)), constant_values=-100)  # as a Trainer pads
+    padded = np.pad(
+        statistics.numpy(), ((0, 0), (0, 3), (0, 0)), constant_values=-100
+    )  # as a Trainer pads
     assert token_metrics(padded) == token_metrics(statistics.numpy())
     half = batch[0].bfloat16()
-    torch.testing.assert_close(token_statistics((half, None), batch[1]), token_statistics(half.float(), batch[1]))
+    torch.testing.assert_close(
+        token_statistics((half, None), batch[1]), token_statistics(half.float(), batch[1])
+    )
 
 
 def test_a_diverged_model_has_infinite_perplexity():
@@ -95,7 +101,9 @@ def test_evaluate_module(batch):
     expected = token_metrics(statistics.numpy())
     assert metric.compute(predictions=statistics) == pytest.approx(expected)
     metric.add_batch(predictions=statistics[:2])
-    metric.add_batch(predictions=[row[row[:, 2] > 0] for row in statistics[2:].numpy()])  # as long as each sentence is
+    metric.add_batch(
+        predictions=[row[row[:, 2] > 0] for row in statistics[2:].numpy()]
+    )  # as long as each sentence is
     assert metric.compute() == pytest.approx(expected)
 
 
@@ -107,19 +115,24 @@ def test_pad_statistics_of_ragged_rows():
 
 def test_perplexity_interval_resamples_sentences():
     nll = np.random.default_rng(0).gamma(4.0, 1.0, size=(100, 1, 1))
-    statistics = np.concatenate([np.repeat(nll, 8, axis=1), np.ones((100, 8, 2))], axis=-1)  # 8 equal tokens a sentence
+    statistics = np.concatenate(
+        [np.repeat(nll, 8, axis=1), np.ones((100, 8, 2))], axis=-1
+    )  # 8 equal tokens a sentence
     low, high = perplexity_interval(statistics, resamples=300)
     assert low < token_metrics(statistics)["perplexity"] < high
     # eight copies of a token say no more than one
     assert (low, high) == pytest.approx(perplexity_interval(statistics[:, :1], resamples=300))
-    # Two students on the same sentences: the interval of their mean, not of twice as many sentences.
+    # Two students on the same sentences: the interval of their mean, not of twice as many
+    # sentences.
     assert (low, high) == perplexity_interval(np.stack([statistics, statistics]), resamples=300)
 
 
-# -- models that only count ------------------------------------------------------------------------------------------
+# -- models that only count ------------------------------------------------------------------------
 
 V = 6
-SEQUENCES = st.lists(st.lists(st.integers(0, V - 1), min_size=2, max_size=6), min_size=1, max_size=6)
+SEQUENCES = st.lists(
+    st.lists(st.integers(0, V - 1), min_size=2, max_size=6), min_size=1, max_size=6
+)
 
 
 def dataset(ids: list[list[int]]) -> Dataset:
@@ -177,16 +190,22 @@ def test_bigram_scale_is_chosen_on_validation(sequences, tokenizer):
 @pytest.mark.parametrize("bigram", [False, True])
 def test_metrics_predict_all_but_the_first_token(bigram):
     train, test = [[2, 4, 4, 3], [2, 5, 3]], [[2, 4, 3], [2, 5, 4, 5, 3]]
-    model = InterpolatedBigram.fit(dataset(train), V, dataset(test)) if bigram else Unigram.fit(dataset(train), V)
+    model = (
+        InterpolatedBigram.fit(dataset(train), V, dataset(test))
+        if bigram
+        else Unigram.fit(dataset(train), V)
+    )
     expected = dense(train, model.scale if bigram else None)
     logs = [[np.log(expected[p, n]) for p, n in pairwise(row)] for row in test]
     right = [expected[p].argmax() == n for row in test for p, n in pairwise(row)]
     assert model.token_statistics(dataset(test)).shape == (2, 4, 3)
-    assert token_metrics(model.token_statistics(dataset(test))) == pytest.approx({
-        "perplexity": np.exp(-np.concatenate(logs).mean()),
-        "sentence_perplexity": np.mean([np.exp(-np.mean(row)) for row in logs]),
-        "accuracy": np.mean(right),
-    })  # fmt: skip
+    assert token_metrics(model.token_statistics(dataset(test))) == pytest.approx(
+        {
+            "perplexity": np.exp(-np.concatenate(logs).mean()),
+            "sentence_perplexity": np.mean([np.exp(-np.mean(row)) for row in logs]),
+            "accuracy": np.mean(right),
+        }
+    )
 
 
 def test_ids_outside_the_vocabulary_are_refused(sequences, tokenizer):
@@ -196,7 +215,9 @@ def test_ids_outside_the_vocabulary_are_refused(sequences, tokenizer):
         Unigram.fit(sequences["train"], len(tokenizer)).token_statistics(dataset([[2, 99]]))
 
 
-@pytest.mark.skipif("FARZI_PTB_DIR" not in os.environ, reason="FARZI_PTB_DIR names no folder with Penn Treebank")
+@pytest.mark.skipif(
+    "FARZI_PTB_DIR" not in os.environ, reason="FARZI_PTB_DIR names no folder with Penn Treebank"
+)
 def test_published_figures_on_ptb():
     text = load_ptb(os.environ["FARZI_PTB_DIR"])
     tokenizer = word_tokenizer(text["train"]["text"])
@@ -210,5 +231,7 @@ def test_published_figures_on_ptb():
 
 def test_a_diverged_model_gets_nothing_right():
     """The largest of NaN is the first one, and so the padding or <s> were right."""
-    found = token_metrics(token_statistics(torch.full((1, 5, 4), torch.nan), torch.tensor([[0, 0, 0, 1, 0]])).numpy())
+    found = token_metrics(
+        token_statistics(torch.full((1, 5, 4), torch.nan), torch.tensor([[0, 0, 0, 1, 0]])).numpy()
+    )
     assert found["accuracy"] == 0.0

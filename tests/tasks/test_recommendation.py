@@ -30,10 +30,14 @@ USERS, V = 40, 30
 @pytest.fixture
 def case() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(USERS, V, generator=generator), torch.randint(V, (USERS,), generator=generator)
+    return torch.randn(USERS, V, generator=generator), torch.randint(
+        V, (USERS,), generator=generator
+    )
 
 
-def by_hand(scores: torch.Tensor, targets: torch.Tensor, k: int, seen: list[list[int]] | None = None) -> dict[str, float]:
+def by_hand(
+    scores: torch.Tensor, targets: torch.Tensor, k: int, seen: list[list[int]] | None = None
+) -> dict[str, float]:
     """The definitions in the paper's appendix, user by user, over lists."""
     hits, gains, aucs = [], [], []
     for user, target in enumerate(targets.tolist()):
@@ -44,7 +48,9 @@ def by_hand(scores: torch.Tensor, targets: torch.Tensor, k: int, seen: list[list
         index = ranked.index(target) + 1
         hits.append(index <= k)
         gains.append(1 / math.log2(index + 1) if index <= k else 0.0)
-        aucs.append(np.mean([(row[target] > row[i]) + 0.5 * (row[target] == row[i]) for i in others]))
+        aucs.append(
+            np.mean([(row[target] > row[i]) + 0.5 * (row[target] == row[i]) for i in others])
+        )
     return {f"hr@{k}": np.mean(hits), f"ndcg@{k}": np.mean(gains), "auc": np.mean(aucs)}
 
 
@@ -79,7 +85,10 @@ def test_sampled_negatives_are_drawn_among_items_that_a_user_has_not_had(case):
     scores.scatter_(1, seen, 99.0)  # they would rank first
     everything = ranking_metrics(scores, targets, (3,), seen)
     assert ranking_metrics(scores, targets, (3,), seen, negatives=V) == everything
-    some, again, other = (ranking_metrics(scores, targets, (3,), seen, negatives=5, seed=seed, mrr=True) for seed in (0, 0, 1))
+    some, again, other = (
+        ranking_metrics(scores, targets, (3,), seen, negatives=5, seed=seed, mrr=True)
+        for seed in (0, 0, 1)
+    )
     assert some == again != other
     assert ranking_metrics(scores, targets, (6,), seen, negatives=5)["hr@6"] == 1
     # On average, so many of the items that are better are drawn.
@@ -99,7 +108,11 @@ def test_equal_scores_go_by_id_and_count_half_in_the_auc(row, data):
 
 def test_a_diverged_model_is_the_worst_and_not_the_best():
     nothing = torch.full((2, 4), torch.nan)
-    assert ranking_metrics(nothing, torch.tensor([0, 3]), (3,)) == {"hr@3": 0.0, "ndcg@3": 0.0, "auc": 0.0}
+    assert ranking_metrics(nothing, torch.tensor([0, 3]), (3,)) == {
+        "hr@3": 0.0,
+        "ndcg@3": 0.0,
+        "auc": 0.0,
+    }
     one = torch.tensor([[0.5, torch.nan, 0.1]])
     assert rank_statistics(one, torch.tensor([0])).tolist() == [[2.0, 0.5]]
 
@@ -128,7 +141,11 @@ def test_the_last_item_is_the_target_wherever_the_padding_is(labels):
 
 
 def by_hand_rank(scores: torch.Tensor, target: int, excluded: set[int]) -> float:
-    return 1.0 + sum(bool(score > scores[target]) for item, score in enumerate(scores) if item not in excluded | {target})
+    return 1.0 + sum(
+        bool(score > scores[target])
+        for item, score in enumerate(scores)
+        if item not in excluded | {target}
+    )
 
 
 def test_intervals_resample_users_and_hold_the_metric(case):
@@ -137,7 +154,9 @@ def test_intervals_resample_users_and_hold_the_metric(case):
     assert set(intervals) == set(metrics)
     low, high = intervals["hr@10"]
     assert low < metrics["hr@10"] < high
-    assert high - low == pytest.approx(4 * math.sqrt(metrics["hr@10"] * (1 - metrics["hr@10"]) / USERS), rel=0.25)
+    assert high - low == pytest.approx(
+        4 * math.sqrt(metrics["hr@10"] * (1 - metrics["hr@10"]) / USERS), rel=0.25
+    )
     # Two students on the same users: the interval of their mean, not of twice as many users.
     assert ranking_intervals(np.stack([statistics, statistics]), resamples=300) == intervals
 
@@ -165,10 +184,15 @@ def test_bad_input(scores, targets, seen, message):
 
 
 def test_statistics_and_histories_of_another_kind_are_refused():
-    with pytest.raises(ValueError, match=r"shape \(2, 3, 7\).*preprocess_logits_for_metrics=target_ranks"):
+    with pytest.raises(
+        ValueError, match=r"shape \(2, 3, 7\).*preprocess_logits_for_metrics=target_ranks"
+    ):
         recommendation_metrics(EvalPrediction(predictions=np.zeros((2, 3, 7)), label_ids=None))
     labels = torch.tensor([[3, 4, 5], [2, -100, -100]])
-    with pytest.raises(ValueError, match=r"labels\[1\] has no item before the target: give histories of at least two"):
+    with pytest.raises(
+        ValueError,
+        match=r"labels\[1\] has no item before the target: give histories of at least two",
+    ):
         target_ranks(torch.randn(2, 3, 9), labels)
 
 

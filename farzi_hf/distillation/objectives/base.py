@@ -13,14 +13,21 @@ from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.settings import made
-from farzi_hf.distillation.trajectories import PretrainedStarts, Starts, TrajectoryBank, random_starts
+from farzi_hf.distillation.trajectories import (
+    PretrainedStarts,
+    Starts,
+    TrajectoryBank,
+    random_starts,
+)
 from farzi_hf.summary.forms import Tensors
 
 Batch = Mapping[str, Tensor]
 
 
 Objective = Callable[[Learner, Tensors, Batch, int], Tensor]
-"""`objective(learner, summary, batch, seed)`; the summary is its tensors by name, see `farzi_hf.summary.forms`."""
+"""`objective(learner, summary, batch, seed)`; the summary is its tensors by name, see
+`farzi_hf.summary.forms`.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,15 +46,21 @@ class Parts:
 
     def starts(self, config: Any) -> Starts:
         """The starts of inner loops. Without Ω, all are fresh; with Ω, some come from it."""
-        return random_starts if self.bank is None else made(PretrainedStarts, config, bank=self.bank)
+        return (
+            random_starts if self.bank is None else made(PretrainedStarts, config, bank=self.bank)
+        )
 
 
 class ConfigurableObjective(ABC):
-    """An objective that `FarziConfig.objective` can name. It declares its own settings in a dataclass `Settings`, if it has any."""
+    """An objective that `FarziConfig.objective` can name. It declares its own settings in a
+    dataclass `Settings`, if it has any.
+    """
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Raises ValueError if a `FarziConfig` lacks a setting that this objective needs, or has one that it cannot use."""
+        """Raises ValueError if a `FarziConfig` lacks a setting that this objective needs, or has
+        one that it cannot use.
+        """
         return
 
     @classmethod
@@ -56,7 +69,9 @@ class ConfigurableObjective(ABC):
         """The objective with the settings of a `FarziConfig` that `check` has passed."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What changes from call to call, for a checkpoint. Most objectives have nothing of the kind."""
+        """What changes from call to call, for a checkpoint. Most objectives have nothing of the
+        kind.
+        """
         return {}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], learner: Learner, device: Any) -> None:  # noqa: B027

@@ -20,14 +20,18 @@ from farzi_hf.summary.forms import Tensors, device_of
 
 @dataclass(frozen=True)
 class MetaMatching(ConfigurableObjective):
-    """E_{θ0} L_D(θ_T(θ0, summary)): a learner trains on the summary, and this is its loss on real data (equation 2; with Ω, 3).
+    """E_{θ0} L_D(θ_T(θ0, summary)): a learner trains on the summary, and this is its loss on real
+    data (equation 2; with Ω, 3).
 
     Args:
         training: the inner loop.
         steps: T.
-        steps_min: T is drawn uniformly from steps_min … steps; with a window this is RaT-BPTT (arXiv 2311.07025).
-        starts: draws θ0. The paper's Farzi starts from Ω (`PretrainedStarts`); the paper's MM starts from `random_starts`.
-        pool: learners that go on from call to call, in place of fresh ones; T is then the age of each.
+        steps_min: T is drawn uniformly from steps_min … steps; with a window this is RaT-BPTT
+            (arXiv 2311.07025).
+        starts: draws θ0. The paper's Farzi starts from Ω (`PretrainedStarts`); the paper's MM
+            starts from `random_starts`.
+        pool: learners that go on from call to call, in place of fresh ones; T is then the age of
+            each.
     """
 
     training: SyntheticTraining
@@ -38,9 +42,13 @@ class MetaMatching(ConfigurableObjective):
 
     @dataclass(frozen=True)
     class Settings:
-        inner_steps_min: int | None = setting(None, "an outer step draws T from inner_steps_min … inner_steps", least=1)
+        inner_steps_min: int | None = setting(
+            None, "an outer step draws T from inner_steps_min … inner_steps", least=1
+        )
         learner_pool: int | None = setting(
-            None, "learners that go on from outer step to outer step (`LearnerPool`); by default, none", least=1
+            None,
+            "learners that go on from outer step to outer step (`LearnerPool`); by default, none",
+            least=1,
         )
 
     @classmethod
@@ -48,10 +56,15 @@ class MetaMatching(ConfigurableObjective):
         """T has a range, and a pool needs a window, and ages after its first window."""
         steps, least = config.inner_steps, config.inner_steps_min
         if least is not None and least > steps:
-            raise ValueError(f"inner_steps_min={least} is more than inner_steps={steps}; lower inner_steps_min")
-        if config.learner_pool is not None and not (config.window and config.window < (least or 0) < steps):
             raise ValueError(
-                f"learner_pool={config.learner_pool} needs window < inner_steps_min < inner_steps, got {config.window}, {least}, {steps}"
+                f"inner_steps_min={least} is more than inner_steps={steps}; lower inner_steps_min"
+            )
+        if config.learner_pool is not None and not (
+            config.window and config.window < (least or 0) < steps
+        ):
+            raise ValueError(
+                f"learner_pool={config.learner_pool} needs window < inner_steps_min < inner_steps,"
+                f" got {config.window}, {least}, {steps}"
             )
 
     @classmethod
@@ -64,7 +77,9 @@ class MetaMatching(ConfigurableObjective):
         return cls(training, steps, least, starts, pool)
 
     def __call__(self, learner: Learner, summary: Tensors, batch: Batch, seed: int) -> Tensor:
-        """The outer loss in nats per token, differentiable in the summary's tensors. θ0, T and minibatches depend on `seed`, or on the pool."""
+        """The outer loss in nats per token, differentiable in the summary's tensors. θ0, T and
+        minibatches depend on `seed`, or on the pool.
+        """
         return learner.hard_loss(self.trained(learner, summary, seed), batch)
 
     def trained(self, learner: Learner, summary: Tensors, seed: int) -> Parameters:
@@ -73,9 +88,11 @@ class MetaMatching(ConfigurableObjective):
             return self.pool(learner, summary)
         steps = int(stream(seed, Purpose.INNER_STEPS).integers(self.steps_min, self.steps + 1))
         start = self.starts(learner, seed, device_of(summary))
-        return self.training(learner, summary, start=start, steps=steps, seed=seed, of_steps=self.steps)
+        return self.training(
+            learner, summary, start=start, steps=steps, seed=seed, of_steps=self.steps
+        )
 
-    # -- checkpoints -------------------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
         """The pool's learners."""
@@ -88,15 +105,17 @@ class MetaMatching(ConfigurableObjective):
 
 
 class LearnerPool:
-    """Learners that go on from outer step to outer step, in place of a fresh learner for each. Each call takes the next one, and differentiates
-    its next `window` steps.
+    """Learners that go on from outer step to outer step, in place of a fresh learner for each. Each
+    call takes the next one, and differentiates its next `window` steps.
 
-    A fresh learner takes T − w steps before the window of w steps in which the outer loss is differentiated. A learner of the pool has taken
-    them already. The idea is FRePo's (Zhou et al., 2022); there, as here, a learner is replaced by a fresh one when it is old.
+    A fresh learner takes T − w steps before the window of w steps in which the outer loss is
+    differentiated. A learner of the pool has taken them already. The idea is FRePo's (Zhou et al.,
+    2022); there, as here, a learner is replaced by a fresh one when it is old.
 
-    The age of a learner is the number of steps that it has taken, with those of the window: from `youngest` to `oldest`. The first
-    learners have ages spread over this range. The steps of a window are taken again at the learner's next turn, on the summary as it is
-    then. Its earlier steps were on earlier states of the summary. A learner that diverges makes way for a fresh one.
+    The age of a learner is the number of steps that it has taken, with those of the window: from
+    `youngest` to `oldest`. The first learners have ages spread over this range. The steps of a
+    window are taken again at the learner's next turn, on the summary as it is then. Its earlier
+    steps were on earlier states of the summary. A learner that diverges makes way for a fresh one.
 
     Args:
         training: the inner loop, with a window.
@@ -106,7 +125,15 @@ class LearnerPool:
         seed: of all that is drawn. Each process has a seed of its own, and so a pool of its own.
     """
 
-    def __init__(self, training: SyntheticTraining, size: int, youngest: int, oldest: int, starts: Starts, seed: int) -> None:
+    def __init__(
+        self,
+        training: SyntheticTraining,
+        size: int,
+        youngest: int,
+        oldest: int,
+        starts: Starts,
+        seed: int,
+    ) -> None:
         self.training, self.youngest, self.oldest = training, youngest, oldest
         self.starts, self.seed = starts, seed
         self._turn, self.window = 0, min(training.window or youngest, youngest)
@@ -114,7 +141,9 @@ class LearnerPool:
         self._states: list[TrainingState | None] = [None] * size
 
     def __call__(self, learner: Learner, summary: Tensors) -> Parameters:
-        """θ of the next learner after its next steps, differentiable in the tensors of the summary."""
+        """θ of the next learner after its next steps, differentiable in the tensors of
+        the summary.
+        """
         place, start, steps = self._turn, self._states[self._turn], self.window
         self._turn = (place + 1) % len(self._states)
         if start is not None and start.step + 2 * self.window > self.oldest:
@@ -127,7 +156,9 @@ class LearnerPool:
             steps = self.youngest + age - self.window
             start = self.starts(learner, seed, device_of(summary))
         training = {"seed": seed, "of_steps": self.oldest}
-        state = self._states[place] = self.training.advance(learner, summary, start=start, steps=steps, **training)
+        state = self._states[place] = self.training.advance(
+            learner, summary, start=start, steps=steps, **training
+        )
         try:
             theta = self.training(learner, summary, start=state, steps=self.window, **training)
         except OverflowError:  # it has diverged, and is too large for the adjoint
@@ -142,7 +173,7 @@ class LearnerPool:
         self._generations[place] += 1
         self._states[place] = None
 
-    # -- checkpoints -------------------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that a resumed run needs to go on as if it had not been interrupted."""
@@ -160,5 +191,10 @@ class LearnerPool:
             self._generations[place], self._states[place] = generation, None
             if step >= 0:
                 seed = derive(self.seed, Purpose.POOL_LEARNER, place, generation)
-                start, optimizer = self.starts(learner, seed, device), self.training.optimizer_for(learner, 1)
-                self._states[place] = TrainingState.of_tensors(str(place), tensors, start, optimizer, step)
+                start, optimizer = (
+                    self.starts(learner, seed, device),
+                    self.training.optimizer_for(learner, 1),
+                )
+                self._states[place] = TrainingState.of_tensors(
+                    str(place), tensors, start, optimizer, step
+                )

@@ -1,14 +1,16 @@
 """An optimizer's state in integers, which runs backwards bit for bit.
 
-Adam and momentum forget: an accumulator x_t = β x_{t-1} + c_t multiplies its old value by β at every step. In floating point
-the bits that are rounded off are lost, and on the way back the error of x grows by 1/β per step. Integers lose bits too, unless
-the remainder of each division is kept: log2(1/β) bits per number and step (Maclaurin, Duvenaud & Adams, 2015).
-`DecayingSum` is such an accumulator, `FixedPointState` the whole state of one buffer of parameters.
+Adam and momentum forget: an accumulator x_t = β x_{t-1} + c_t multiplies its old value by β at
+every step. In floating point the bits that are rounded off are lost, and on the way back the error
+of x grows by 1/β per step. Integers lose bits too, unless the remainder of each division is kept:
+log2(1/β) bits per number and step (Maclaurin, Duvenaud & Adams, 2015). `DecayingSum` is such an
+accumulator, `FixedPointState` the whole state of one buffer of parameters.
 
-Two things keep the cost low. First, between two divisions an integer X is only *added* to: with x_t = β^(t-t0) X / 2^S, step t adds
-c_t β^(t0-t). Every K steps, when these terms have grown by four bits, X is multiplied by β^K. Second, X is a number of limbs of 62 bits:
-so many as the gradients need that were met, which is mostly one. The bits that are cut off do not change the parameters. So the steps
-are those of the same optimizer in floating point.
+Two things keep the cost low. First, between two divisions an integer X is only *added* to: with x_t
+= β^(t-t0) X / 2^S, step t adds c_t β^(t0-t). Every K steps, when these terms have grown by four
+bits, X is multiplied by β^K. Second, X is a number of limbs of 62 bits: so many as the gradients
+need that were met, which is mostly one. The bits that are cut off do not change the parameters. So
+the steps are those of the same optimizer in floating point.
 """
 
 import math
@@ -33,9 +35,13 @@ _WEIGHT_BITS = 44  # below the binary point: 6e-14, finer than a float32 from 1e
 _LIMB, _HALF = 62, 31  # bits of a limb, and of the digits it is divided and multiplied by
 _LOW = (1 << _HALF) - 1
 _GROWTH = 4  # bits by which c_t β^(t0-t) may grow between two divisions, and so bits of a remainder
-_LARGEST_DENOMINATOR = 1 << 30  # of the fraction that stands for β^K; times a limb, it fits into 63 bits
+_LARGEST_DENOMINATOR = (
+    1 << 30
+)  # of the fraction that stands for β^K; times a limb, it fits into 63 bits
 EXPECTED = 64.0
-"""The largest gradient, parameter or accumulator that the integers have room for where nobody looks at them."""
+"""The largest gradient, parameter or accumulator that the integers have room for where nobody looks
+at them.
+"""
 
 
 class NotFinite(ArithmeticError):
@@ -49,7 +55,8 @@ class ReplayError(RuntimeError):
 class Bounds:
     """Looks for the largest |x| of tensors, by which integers get room.
 
-    Where it may not `wait` for the device, what is `expected` stands for the number, and all are looked at together after the last step.
+    Where it may not `wait` for the device, what is `expected` stands for the number, and all are
+    looked at together after the last step.
     """
 
     def __init__(self, wait: bool = True):
@@ -74,7 +81,9 @@ class Bounds:
         self._noted.append((checked, number))
 
     def check(self) -> bool:
-        """Whether nothing was larger than expected. If something was, the steps have to be taken again, and more is expected then."""
+        """Whether nothing was larger than expected. If something was, the steps have to be taken
+        again, and more is expected then.
+        """
         noted, self._noted = self._noted, []
         numbers = stack([x for _, x in noted]).tolist() if noted else ()
         for (checked, _), number in zip(noted, numbers, strict=True):
@@ -85,9 +94,11 @@ class Bounds:
 
 
 class DecayingSum:
-    """x_t = β x_{t-1} + c_t for P numbers, in integers. To add −c_t is the inverse of adding c_t, `grow` that of `shrink`.
+    """x_t = β x_{t-1} + c_t for P numbers, in integers. To add −c_t is the inverse of adding c_t,
+    `grow` that of `shrink`.
 
-    Memory per number: the limbs, and half a byte for each division, which is about log2(1/β) bits per step.
+    Memory per number: the limbs, and half a byte for each division, which is about log2(1/β) bits
+    per step.
 
     Args:
         start: x_0 (P,).
@@ -96,8 +107,9 @@ class DecayingSum:
         bound: |x_0| is not larger.
 
     Attributes:
-        limbs: X, the most significant limb first. The others have a sign too, −2^61 … 2^61 − 1: a small negative X is one limb with zeros
-            above it, and not a difference of large ones, which would be lost where limbs become floating-point numbers.
+        limbs: X, the most significant limb first. The others have a sign too, −2^61 … 2^61 − 1: a
+            small negative X is one limb with zeros above it, and not a difference of large ones,
+            which would be lost where limbs become floating-point numbers.
     """
 
     def __init__(self, start: Tensor, decay: float, resolution: int, bound: float):
@@ -113,7 +125,9 @@ class DecayingSum:
             self._accumulate(rows, start[rows].double(), 1.0)
 
     def reserve(self, c: float) -> None:
-        """Make room for the next x, whose |c| is up to `c`. X stays the same number, perhaps with more limbs."""
+        """Make room for the next x, whose |c| is up to `c`. X stays the same number, perhaps with
+        more limbs.
+        """
         self.reserved.append(len(self.limbs))
         self.largest = max(self.largest, self.decay * self.largest + c)
         # As many limbs as the largest X at the end of a period needs, with one bit for its sign.
@@ -123,15 +137,18 @@ class DecayingSum:
             self.limbs.insert(0, _carry(self.limbs[0]))
 
     def release(self) -> None:
-        """The inverse of `reserve`: what is rounded when limbs become a floating-point number depends on how many there are."""
+        """The inverse of `reserve`: what is rounded when limbs become a floating-point number
+        depends on how many there are.
+        """
         count = self.reserved.pop()
         while len(self.limbs) > count:
             carry = self.limbs.pop(0)
             self.limbs[0] += carry << _LIMB
 
     def add(self, rows: slice, c: Tensor, t: int) -> None:
-        """x_t from x_{t-1}, for the elements `rows`; c is float64. Before the first rows of a step comes `shrink(t)`. With −c, x_{t-1} from
-        x_t; after the last rows comes `grow(t)`."""
+        """x_t from x_{t-1}, for the elements `rows`; c is float64. Before the first rows of a step
+        comes `shrink(t)`. With −c, x_{t-1} from x_t; after the last rows comes `grow(t)`.
+        """
         self._accumulate(rows, c, self._growth(t))
 
     def value(self, rows: slice, t: int) -> Tensor:
@@ -178,7 +195,9 @@ class DecayingSum:
         return self.decay ** -((t - 1) % self.period + 1)
 
     def _accumulate(self, rows: slice, c: Tensor, growth: float) -> None:
-        """X + 2^S c growth, rounded towards zero. All but the product with `growth` is exact, so the same with −c undoes it."""
+        """X + 2^S c growth, rounded towards zero. All but the product with `growth` is exact, so
+        the same with −c undoes it.
+        """
         rest = c * (growth * 2.0 ** (self.resolution - _LIMB * (len(self.limbs) - 1)))
         digits = []
         for _ in self.limbs[1:]:
@@ -230,10 +249,12 @@ def _carry(limb: Tensor) -> Tensor:
 
 
 class FixedPointState:
-    """The state of one buffer of parameters in integers, after step `before`: `step` forward, `unstep` and `restore` back.
+    """The state of one buffer of parameters in integers, after step `before`: `step` forward,
+    `unstep` and `restore` back.
 
-    `weights` (P,) are the parameters in floating point, and each step overwrites them. They are p u: p is the product of what all steps
-    multiplied them by, and u are multiples of 2^-44, which move by a function of the accumulators alone. So no bit is lost in a product.
+    `weights` (P,) are the parameters in floating point, and each step overwrites them. They are p
+    u: p is the product of what all steps multiplied them by, and u are multiples of 2^-44, which
+    move by a function of the accumulators alone. So no bit is lost in a product.
     """
 
     def __init__(self, optimizer: InvertibleOptimizer, state: State, before: int, bounds: Bounds):
@@ -245,12 +266,16 @@ class FixedPointState:
         for rows in _parts(start):
             self._move(rows, start[rows].to(torch.float64, copy=True), 1.0)
         self.sums = [
-            DecayingSum(x, decay, optimizer.resolution(i), bounds.of("accumulator", x, math.inf, before))
+            DecayingSum(
+                x, decay, optimizer.resolution(i), bounds.of("accumulator", x, math.inf, before)
+            )
             for i, (x, decay) in enumerate(zip(accumulators, optimizer.decays, strict=True))
         ]
 
     def step(self, g: Tensor, t: int, lr: float) -> None:
-        """Step `t` with the gradient `g` (P,). Raises what `Bounds.of` raises; float64 has no room for the square of a larger gradient."""
+        """Step `t` with the gradient `g` (P,). Raises what `Bounds.of` raises; float64 has no room
+        for the square of a larger gradient.
+        """
         bound = self.bounds.of("gradient", g, LARGEST_GRADIENT, t)
         # An increment is largest for the largest parameter and gradient.
         ends = (torch.tensor([x], dtype=torch.float64) for x in (self.bound, bound))
@@ -262,20 +287,26 @@ class FixedPointState:
             self._accumulate(rows, g, t, 1)
             change = self.optimizer.displacement(self.accumulators(rows, t), t, lr).neg_()
             self._move(rows, change, self.products[-1])
-        self.bound = self.bounds.of("parameter", self.weights, LARGEST_WEIGHT, t, abs(self.products[-1]))
+        self.bound = self.bounds.of(
+            "parameter", self.weights, LARGEST_WEIGHT, t, abs(self.products[-1])
+        )
 
     def unstep(self, t: int, lr: float) -> None:
         """Take the parameters back to before step `t`."""
         product = self.products.pop()
         for rows in _parts(self.u):
-            self._move(rows, self.optimizer.displacement(self.accumulators(rows, t), t, lr), product)
+            self._move(
+                rows, self.optimizer.displacement(self.accumulators(rows, t), t, lr), product
+            )
 
     def accumulators(self, rows: slice, t: int) -> State:
         """The accumulators after step `t`, in float64. Call it before `restore`."""
         return tuple(total.value(rows, t - self.before) for total in self.sums)
 
     def restore(self, g: Tensor, t: int) -> None:
-        """Take the accumulators back to before step `t`, whose gradient was `g`. `unstep` has taken the parameters back already."""
+        """Take the accumulators back to before step `t`, whose gradient was `g`. `unstep` has taken
+        the parameters back already.
+        """
         for rows in _parts(g):
             self._accumulate(rows, g, t, -1)
         for total in self.sums:
@@ -288,7 +319,9 @@ class FixedPointState:
             total.add(rows, c.mul_(sign), t - self.before)
 
     def _move(self, rows: slice, change: Tensor, product: float) -> None:
-        """Add a change (float64, overwritten) to the parameters where p is `product`; then make the floating-point numbers."""
+        """Add a change (float64, overwritten) to the parameters where p is `product`; then make the
+        floating-point numbers.
+        """
         self.u[rows] += change.mul_(2.0**_WEIGHT_BITS / product).round_().to(torch.int64)
         self.weights[rows] = self.u[rows].double().mul_(2.0**-_WEIGHT_BITS * self.products[-1])
 
@@ -312,7 +345,8 @@ def _check_range(name: str, limit: float, t: int, found: float) -> float:
         raise NotFinite(f"a {name} is not finite after step {t}")
     if found > limit:
         raise OverflowError(
-            f"adjoint=Reversible() holds its states in integers with room for {name}s of up to {limit:.3g}, but after step {t} "
-            f"there is one of {found:.3g}; scale the problem, lower lr, or use adjoint=Checkpoint() or Tape()"
+            f"adjoint=Reversible() holds its states in integers with room for {name}s of up to"
+            f" {limit:.3g}, but after step {t} there is one of {found:.3g}; scale the problem,"
+            " lower lr, or use adjoint=Checkpoint() or Tape()"
         )
     return found

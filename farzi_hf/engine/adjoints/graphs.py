@@ -1,4 +1,6 @@
-"""The adjoints that keep the graph of every step: plain autograd, and one that goes back through the optimizer by hand."""
+"""The adjoints that keep the graph of every step: plain autograd, and one that goes back through
+the optimizer by hand.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,17 +16,21 @@ Graphs = list[tuple[GradientGraph, States]]
 
 @dataclass(frozen=True)
 class Direct(Adjoint):
-    """Plain autograd through all steps. The other adjoints are tested against it, and only it has higher derivatives.
+    """Plain autograd through all steps. The other adjoints are tested against it, and only it has
+    higher derivatives.
 
-    Time 3 T·G. Memory: the activations and the gradient graph of every differentiated step at once. It is never chosen automatically:
-    `GradientGraphs` needs less of both.
+    Time 3 T·G. Memory: the activations and the gradient graph of every differentiated step at once.
+    It is never chosen automatically: `GradientGraphs` needs less of both.
     """
 
     needs_graphs: ClassVar[bool] = True
 
     def refusal(self, loop: InnerLoop) -> str | None:
         if not loop.optimizer.exact:
-            return f"adjoint=Direct() cannot follow the reverse rule of optimizer={type(loop.optimizer).__name__}; use adjoint=Tape()"
+            return (
+                "adjoint=Direct() cannot follow the reverse rule of"
+                f" optimizer={type(loop.optimizer).__name__}; use adjoint=Tape()"
+            )
         return super().refusal(loop)
 
     def run(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> Buffers:
@@ -37,21 +43,26 @@ class Direct(Adjoint):
             linked = [torch.where(*each) for each in zip(never, w, weights(late), strict=True)]
             states = tuple((flat, *state[1:]) for flat, state in zip(linked, late, strict=True))
         for t in loop.differentiated:
-            # Each step has inputs of its own, so that a loss which differentiates in them does not go back through earlier steps.
+            # Each step has inputs of its own, so that a loss which differentiates in them does not
+            # go back through earlier steps.
             own = tuple(x.view_as(x) if x.requires_grad else x for x in inputs)
             g = loop.optimizer.clip(loop.gradient(weights(states), own, t, create_graph=True))
             each = zip(loop.optimizers, states, g, strict=True)
-            states = tuple(optimizer.step(state, flat, t, loop.rate(t)) for optimizer, state, flat in each)
+            states = tuple(
+                optimizer.step(state, flat, t, loop.rate(t)) for optimizer, state, flat in each
+            )
         return weights(states)
 
 
 @dataclass(frozen=True)
 class GradientGraphs(RecordingAdjoint):
-    """Keep every state, and the graph of every gradient. No step is repeated, and the optimizer's part has no graph.
+    """Keep every state, and the graph of every gradient. No step is repeated, and the optimizer's
+    part has no graph.
 
-    Time 3 T·G, and less than `Direct`, which differentiates the optimizer operation by operation. Memory for T differentiated steps: T
-    graphs of a gradient, each with the gradient itself, and T·S numbers for states, where S is 3P with Adam and 2P with SGD. The backward
-    pass frees the memory step by step.
+    Time 3 T·G, and less than `Direct`, which differentiates the optimizer operation by operation.
+    Memory for T differentiated steps: T graphs of a gradient, each with the gradient itself, and
+    T·S numbers for states, where S is 3P with Adam and 2P with SGD. The backward pass frees the
+    memory step by step.
     """
 
     needs_graphs: ClassVar[bool] = True
@@ -68,7 +79,12 @@ class GradientGraphs(RecordingAdjoint):
         for t in reversed(loop.differentiated):
             graph, after = record.pop()
             before = tuple((flat.detach(),) for flat in graph.w)
-            reverse(t, before, lambda group, rows, after=after: tuple(x[rows] for x in after[group]), graph)
+            reverse(
+                t,
+                before,
+                lambda group, rows, after=after: tuple(x[rows] for x in after[group]),
+                graph,
+            )
 
     def memory(self, loop: InnerLoop, w: Buffers, inputs: Buffers, graph: int) -> int:
         return super().memory(loop, w, inputs, graph) + (len(loop.differentiated) - 1) * graph

@@ -11,11 +11,13 @@ Segments = list[tuple[States, list[Buffers]]]
 
 @dataclass(frozen=True)
 class Tape(RecordingAdjoint):
-    """Keep the gradient of every step and the states of a few. In between, repeat the optimizer's updates.
+    """Keep the gradient of every step and the states of a few. In between, repeat the optimizer's
+    updates.
 
-    Time 4 T·G: G forward, 3 G in reverse. The updates do not evaluate the network. Memory for T differentiated
-    steps: T·P numbers for the gradients and about 2 ln T·S for states, where S is 3P with Adam and 2P with SGD; the
-    graph of one step; one copy of the inputs that need a gradient. The backward pass frees the memory step by step.
+    Time 4 T·G: G forward, 3 G in reverse. The updates do not evaluate the network. Memory for T
+    differentiated steps: T·P numbers for the gradients and about 2 ln T·S for states, where S is 3P
+    with Adam and 2P with SGD; the graph of one step; one copy of the inputs that need a gradient.
+    The backward pass frees the memory step by step.
     """
 
     def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Segments]:
@@ -33,17 +35,27 @@ class Tape(RecordingAdjoint):
                 trail.append(loop.update(trail[-1], tape.pop(0), t))
             for t in reversed(ts):
                 after = trail.pop()
-                reverse(t, trail[-1], lambda group, rows, after=after: tuple(x[rows] for x in after[group][1:]))
+                reverse(
+                    t,
+                    trail[-1],
+                    lambda group, rows, after=after: tuple(x[rows] for x in after[group][1:]),
+                )
 
     def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
-        # Where one is opened, there are all of its states, and of those before it the gradients and the first states.
+        # Where one is opened, there are all of its states, and of those before it the gradients and
+        # the first states.
         fields, segments = loop.optimizer.fields, _segments(loop)
-        opened = [sum(map(len, segments[:k])) + fields * (k + 1 + len(ts)) for k, ts in enumerate(segments)]
+        opened = [
+            sum(map(len, segments[:k])) + fields * (k + 1 + len(ts))
+            for k, ts in enumerate(segments)
+        ]
         return nbytes(w) * max(opened)
 
 
 def _segments(loop: InnerLoop) -> list[range]:
-    """Cut the steps into segments, each longer than the next one: when it is opened, the memory of those after it is free. All need the same."""
+    """Cut the steps into segments, each longer than the next one: when it is opened, the memory of
+    those after it is free. All need the same.
+    """
     ts, fields, length, found = loop.differentiated, loop.optimizer.fields, 1, []
     while ts:
         found.append(ts[-length:])

@@ -1,4 +1,6 @@
-"""Adam and AdamW with the exact reverse of their step; and `PaperAdam`, with the reverse rule that the paper prints, for comparison."""
+"""Adam and AdamW with the exact reverse of their step; and `PaperAdam`, with the reverse rule that
+the paper prints, for comparison.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,11 @@ class InnerAdam(InvertibleOptimizer):
     1. $g \leftarrow g + \lambda w$
     2. $m_t = \beta_1 m_{t-1} + (1-\beta_1) g$
     3. $v_t = \beta_2 v_{t-1} + (1-\beta_2) g^2$
-    4. $w_t = w_{t-1} - a\, m_t / (s + e)$ with $s = \sqrt{v_t + r}$, or the root of the least normal number if that is larger
+    4. $w_t = w_{t-1} - a\, m_t / (s + e)$ with $s = \sqrt{v_t + r}$, or the root of the least
+       normal number if that is larger
 
-    The exact reverse of this step is Farzi's Algorithm 2, with corrections of the path through $v$, the root and the signs:
+    The exact reverse of this step is Farzi's Algorithm 2, with corrections of the path through $v$,
+    the root and the signs:
 
     5. $dm \mathrel{-}= a\, dw / (s+e)$
     6. $dv \mathrel{+}= a\, m_t\, dw / (2 s (s+e)^2)$; the summand is $0$ where $s$ is constant
@@ -49,14 +53,18 @@ class InnerAdam(InvertibleOptimizer):
     Args:
         lr: $\alpha$, the learning rate.
         betas: $(\beta_1, \beta_2)$, the decays of the two moments.
-        eps: $\epsilon$, added to the root of the corrected second moment. A larger value makes the meta-gradient smoother.
-        eps_root: $\epsilon_{root}$, added to the corrected second moment under the root. The name is optax's; torch lacks it.
-        weight_decay: $\lambda$; $\lambda w$ is added to the gradient as in `torch.optim.Adam` (coupled, not AdamW).
-        lr_schedule: maps the global step to a multiplier of `lr`, like the function of a `LambdaLR`. Steps count from
-            `unroll`'s `first_step` and not from 0.
+        eps: $\epsilon$, added to the root of the corrected second moment. A larger value makes the
+            meta-gradient smoother.
+        eps_root: $\epsilon_{root}$, added to the corrected second moment under the root. The name
+            is optax's; torch lacks it.
+        weight_decay: $\lambda$; $\lambda w$ is added to the gradient as in `torch.optim.Adam`
+            (coupled, not AdamW).
+        lr_schedule: maps the global step to a multiplier of `lr`, like the function of a
+            `LambdaLR`. Steps count from `unroll`'s `first_step` and not from 0.
         max_grad_norm: $C$, see `InnerOptimizer`; None does not clip.
-        damping: added to $\epsilon$ in (5) and (6) alone. Above 0, the result is not the derivative of this training but that of a smoother
-            one, which tells more about large changes (docs/attribution.md). `Direct`, which has no (5), refuses it.
+        damping: added to $\epsilon$ in (5) and (6) alone. Above 0, the result is not the derivative
+            of this training but that of a smoother one, which tells more about large changes
+            (docs/attribution.md). `Direct`, which has no (5), refuses it.
 
     Raises:
         ValueError: a hyper-parameter is out of its range.
@@ -64,16 +72,25 @@ class InnerAdam(InvertibleOptimizer):
 
     fields: ClassVar[int] = 3
     unused_stay: ClassVar[bool] = True
-    without_stock_twin: ClassVar[tuple[str, ...]] = ("weight_decay", "eps_root")  # the Trainer's Adam is AdamW
+    without_stock_twin: ClassVar[tuple[str, ...]] = (
+        "weight_decay",
+        "eps_root",
+    )  # the Trainer's Adam is AdamW
 
     lr: float = learning_rate()
     betas: tuple[float, float] = setting(
-        (0.9, 0.999), "β1 β2 of the inner Adam; in a few hundred steps, β1 = 0.9 overshoots", name="inner_betas", start=None
-    )  # fmt: skip
+        (0.9, 0.999),
+        "β1 β2 of the inner Adam; in a few hundred steps, β1 = 0.9 overshoots",
+        name="inner_betas",
+        start=None,
+    )
     eps: float = setting(
-        1e-8, "ε of the inner Adam; a larger one, such as 1e-4, keeps the meta-gradient of a long unroll smooth",
-        name="inner_epsilon", start=1e-6,
-    )  # fmt: skip
+        1e-8,
+        "ε of the inner Adam; a larger one, such as 1e-4, keeps the meta-gradient of a long unroll"
+        " smooth",
+        name="inner_epsilon",
+        start=1e-6,
+    )
     eps_root: float = 0.0
     weight_decay: float = weight_decay()
     lr_schedule: Callable[[int], float] | None = None
@@ -84,9 +101,15 @@ class InnerAdam(InvertibleOptimizer):
         check_fields(self, "eps", "eps_root", "damping")
         pair = isinstance(self.betas, (tuple, list)) and len(self.betas) == 2
         if not (pair and all(is_number(beta) and 0 <= beta < 1 for beta in self.betas)):
-            raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas!r}; give for example (0.9, 0.999)")
+            raise ValueError(
+                f"betas must be two numbers in [0, 1), got {self.betas!r}; give for example (0.9,"
+                " 0.999)"
+            )
         if self.eps == self.eps_root == 0:
-            raise ValueError("eps and eps_root are both 0.0, which makes 0/0 where there is no gradient; set eps=1e-8")
+            raise ValueError(
+                "eps and eps_root are both 0.0, which makes 0/0 where there is no gradient; set"
+                " eps=1e-8"
+            )
 
     @property
     def exact(self) -> bool:
@@ -100,9 +123,13 @@ class InnerAdam(InvertibleOptimizer):
     def stock_settings(self) -> dict[str, Any]:
         beta1, beta2 = self.betas
         return {
-            "optim": "adamw_torch", "learning_rate": self.lr, "adam_beta1": beta1, "adam_beta2": beta2,
-            "adam_epsilon": self.eps, "weight_decay": self.weight_decay,
-        }  # fmt: skip
+            "optim": "adamw_torch",
+            "learning_rate": self.lr,
+            "adam_beta1": beta1,
+            "adam_beta2": beta2,
+            "adam_epsilon": self.eps,
+            "weight_decay": self.weight_decay,
+        }
 
     def init(self, w: Tensor) -> State:
         return w, torch.zeros_like(w), torch.zeros_like(w)
@@ -111,7 +138,11 @@ class InnerAdam(InvertibleOptimizer):
         """`a, e, r`: the bias corrections of step t folded into the three scalars."""
         beta1, beta2 = self.betas
         c = 1 - beta2**t
-        return lr * math.sqrt(c) / (1 - beta1**t), (self.eps + damping) * math.sqrt(c), self.eps_root * c
+        return (
+            lr * math.sqrt(c) / (1 - beta1**t),
+            (self.eps + damping) * math.sqrt(c),
+            self.eps_root * c,
+        )
 
     def step(self, state: State, g: Tensor, t: int, lr: float, out: State | None = None) -> State:
         (w, m, v), (w_out, m_out, v_out) = state, out or (None, None, None)
@@ -123,7 +154,9 @@ class InnerAdam(InvertibleOptimizer):
         w = torch.addcdiv(w, m, s + e, value=-a, out=w_out)  # (4)
         return w, m, v
 
-    def pullback(self, w: Tensor, accumulators: State, g: Tensor, cotangent: State, t: int, lr: float) -> Tensor:
+    def pullback(
+        self, w: Tensor, accumulators: State, g: Tensor, cotangent: State, t: int, lr: float
+    ) -> Tensor:
         (m, v), (dw, dm, dv) = accumulators, cotangent
         (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr, self.damping)
         g = decayed(g, w, self.coupled)  # (1)
@@ -132,7 +165,8 @@ class InnerAdam(InvertibleOptimizer):
         denominator = s + e
         u = (dw * a).div_(denominator)
         dm.sub_(u)  # (5)
-        # (6), m/s first: it is of order one, s³ could underflow. Where v is 0, m need not be: the integers of `Reversible` round v.
+        # (6), m/s first: it is of order one, s³ could underflow. Where v is 0, m need not be: the
+        # integers of `Reversible` round v.
         dv.addcmul_(u, (m / s).mul_(moves_root(x)).div_(denominator), value=0.5)
         dg = (dm * (1 - beta1)).addcmul_(g, dv, value=2 * (1 - beta2))  # (7)
         dm.mul_(beta1)  # (8)
@@ -154,8 +188,8 @@ class InnerAdam(InvertibleOptimizer):
         return m.mul_(a).div_(root(v.add_(r) if r else v).add_(e))  # (4)
 
     def resolution(self, index: int) -> int:
-        # The least denominator is that of v = 0 in the first step. With q bits below it in m and 2q in v, both change
-        # m / (s + e) by about 2^-q, as |m| is of the order of s.
+        # The least denominator is that of v = 0 in the first step. With q bits below it in m and 2q
+        # in v, both change m / (s + e) by about 2^-q, as |m| is of the order of s.
         least = -math.log2((self.eps + math.sqrt(self.eps_root)) * math.sqrt(1 - self.betas[1]))
         q = max(0, math.ceil(least)) + FLOAT32_BITS + 1
         return q if index == 0 else 2 * q - FLOAT32_BITS
@@ -165,31 +199,42 @@ class InnerAdam(InvertibleOptimizer):
 class InnerAdamW(InnerAdam):
     r"""AdamW (Loshchilov & Hutter, 2019). Every step equals a step of `torch.optim.AdamW`.
 
-    It is `InnerAdam` with two changes. (1) is $w \leftarrow (1 - \alpha\lambda)\, w$ in place of a summand of the gradient; and at the end of
-    its reverse, (8) has $dw \leftarrow (1 - \alpha\lambda)\, dw$ in place of the summand $\lambda\, dg$.
+    It is `InnerAdam` with two changes. (1) is $w \leftarrow (1 - \alpha\lambda)\, w$ in place of a
+    summand of the gradient; and at the end of its reverse, (8) has $dw \leftarrow (1 -
+    \alpha\lambda)\, dw$ in place of the summand $\lambda\, dg$.
 
     Args:
-        weight_decay: $\lambda$. The class has the default of torch, 0.01, and a config that of the stock Trainer, 0.
-        no_decay: names of parameters with $\lambda = 0$. The stock Trainer has all biases and norms there; a config's inner loop, too.
+        weight_decay: $\lambda$. The class has the default of torch, 0.01, and a config that of the
+            stock Trainer, 0.
+        no_decay: names of parameters with $\lambda = 0$. The stock Trainer has all biases and norms
+            there; a config's inner loop, too.
 
     Raises:
-        ValueError: a hyper-parameter is out of its range; in `unroll`, `no_decay` names no parameter.
+        ValueError: a hyper-parameter is out of its range; in `unroll`, `no_decay` names no
+            parameter.
     """
 
     coupled: ClassVar[float] = 0.0
     without_stock_twin: ClassVar[tuple[str, ...]] = ("eps_root",)
 
-    weight_decay: float = setting(0.01, "λ of the inner optimizer", name="inner_weight_decay", start=0.0)
+    weight_decay: float = setting(
+        0.01, "λ of the inner optimizer", name="inner_weight_decay", start=0.0
+    )
     no_decay: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lr * self.weight_decay >= 1:
-            raise ValueError(f"lr={self.lr!r} times weight_decay={self.weight_decay!r} must be below 1; lower one")
+            raise ValueError(
+                f"lr={self.lr!r} times weight_decay={self.weight_decay!r} must be below 1;"
+                " lower one"
+            )
 
     def by_parameter(self, shapes: Mapping[str, torch.Size]) -> dict[str, InnerOptimizer]:
         if unknown := set(self.no_decay) - set(shapes):
-            raise ValueError(f"no_decay names {min(unknown)!r}, which is none of {', '.join(shapes):.200}")
+            raise ValueError(
+                f"no_decay names {min(unknown)!r}, which is none of {', '.join(shapes):.200}"
+            )
         plain = replace(self, weight_decay=0.0, no_decay=())
         return {name: plain if name in self.no_decay else self for name in shapes}
 
@@ -203,7 +248,9 @@ class InnerAdamW(InnerAdam):
         w = torch.mul(state[0], self.shrinkage(lr), out=out and out[0])  # (1)
         return super().step((w, *state[1:]), g, t, lr, out)
 
-    def pullback(self, w: Tensor, accumulators: State, g: Tensor, cotangent: State, t: int, lr: float) -> Tensor:
+    def pullback(
+        self, w: Tensor, accumulators: State, g: Tensor, cotangent: State, t: int, lr: float
+    ) -> Tensor:
         dg = super().pullback(w, accumulators, g, cotangent, t, lr)
         cotangent[0].mul_(self.shrinkage(lr))  # (8)
         return dg
@@ -211,30 +258,37 @@ class InnerAdamW(InnerAdam):
 
 @dataclass(frozen=True)
 class PaperAdam(InnerAdam):
-    r"""`InnerAdam` with the reverse rule of Farzi's Algorithm 2. It is *not* the exact derivative and serves for comparison only.
+    r"""`InnerAdam` with the reverse rule of Farzi's Algorithm 2. It is *not* the exact derivative
+    and serves for comparison only.
 
-    The paper keeps one cotangent for both moments (line 13 of the algorithm). Two errors of the paper are corrected here: the
-    signs of its Hessian-vector products, and the missing root over $\hat v$. With $\beta' = (1-\beta_2)/(1-\beta_1)$ the rule is
+    The paper keeps one cotangent for both moments (line 13 of the algorithm). Two errors of the
+    paper are corrected here: the signs of its Hessian-vector products, and the missing root over
+    $\hat v$. With $\beta' = (1-\beta_2)/(1-\beta_1)$ the rule is
 
     1. $dm \mathrel{+}= a\, (\beta' m_t g / (s (s+e)^2) - 1/(s+e))\, dw$
     2. $dg = (1-\beta_1)\, dm$
     3. $dm \leftarrow \beta_1 dm$
 
-    In this rule, the path through $v_t$ decays with $\beta_1$ in place of $\beta_2$. It also keeps the factor $g_t$, where step j
-    should use $g_j$. The rule is exact at T = 1, and its error grows with T. Only adjoints that call `pullback` can use this
-    optimizer, so `Direct` cannot. Arguments and forward steps are those of `InnerAdam`.
+    In this rule, the path through $v_t$ decays with $\beta_1$ in place of $\beta_2$. It also keeps
+    the factor $g_t$, where step j should use $g_j$. The rule is exact at T = 1, and its error grows
+    with T. Only adjoints that call `pullback` can use this optimizer, so `Direct` cannot. Arguments
+    and forward steps are those of `InnerAdam`.
     """
 
     exact: ClassVar[bool] = False
 
-    def pullback(self, w: Tensor, accumulators: State, g: Tensor, cotangent: State, t: int, lr: float) -> Tensor:
+    def pullback(
+        self, w: Tensor, accumulators: State, g: Tensor, cotangent: State, t: int, lr: float
+    ) -> Tensor:
         (m, v), (dw, dm, _) = accumulators, cotangent
         (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr, self.damping)
         g = decayed(g, w, self.coupled)
         x = v + r
         s = root(x)
         u = (dw * a).div_(s + e)
-        dm.addcmul_(u, (m / s).mul_(moves_root(x)).div_(s + e).mul_(g), value=(1 - beta2) / (1 - beta1)).sub_(u)  # (1)
+        dm.addcmul_(
+            u, (m / s).mul_(moves_root(x)).div_(s + e).mul_(g), value=(1 - beta2) / (1 - beta1)
+        ).sub_(u)  # (1)
         dg = dm * (1 - beta1)  # (2)
         dm.mul_(beta1)  # (3)
         if self.coupled:

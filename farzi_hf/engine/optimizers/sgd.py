@@ -48,7 +48,9 @@ class InnerSGD(InvertibleOptimizer):
 
     fields: ClassVar[int] = 2
     unused_stay: ClassVar[bool] = True
-    without_stock_twin: ClassVar[tuple[str, ...]] = ("weight_decay",)  # Trainer leaves out biases and norms
+    without_stock_twin: ClassVar[tuple[str, ...]] = (
+        "weight_decay",
+    )  # Trainer leaves out biases and norms
 
     lr: float = learning_rate()
     momentum: float = setting(0.0, "momentum of the inner SGD", name="inner_momentum")
@@ -59,11 +61,18 @@ class InnerSGD(InvertibleOptimizer):
     def __post_init__(self) -> None:
         check_fields(self)
         if not (is_number(self.momentum) and 0 <= self.momentum < 1):
-            raise ValueError(f"momentum must be a number in [0, 1), got {self.momentum!r}; 0.0 turns it off")
+            raise ValueError(
+                f"momentum must be a number in [0, 1), got {self.momentum!r}; 0.0 turns it off"
+            )
 
     def stock_settings(self) -> dict[str, Any]:
         momentum = f"momentum={self.momentum}"
-        return {"optim": "sgd", "optim_args": momentum, "learning_rate": self.lr, "weight_decay": self.weight_decay}
+        return {
+            "optim": "sgd",
+            "optim_args": momentum,
+            "learning_rate": self.lr,
+            "weight_decay": self.weight_decay,
+        }
 
     def init(self, w: Tensor) -> State:
         return w, torch.zeros_like(w)
@@ -75,7 +84,9 @@ class InnerSGD(InvertibleOptimizer):
         w = torch.add(w, m, alpha=-lr, out=w_out)  # (3)
         return w, m
 
-    def pullback(self, w: Tensor, accumulators: State, g: Tensor, cotangent: State, t: int, lr: float) -> Tensor:
+    def pullback(
+        self, w: Tensor, accumulators: State, g: Tensor, cotangent: State, t: int, lr: float
+    ) -> Tensor:
         dw, dm = cotangent
         dm.sub_(dw, alpha=lr)  # (4)
         dg = dm.clone()  # (5)

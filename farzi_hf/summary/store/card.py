@@ -1,4 +1,6 @@
-"""The card of a summary, which is the README of its folder and repository, rendered from `templates/card.md`."""
+"""The card of a summary, which is the README of its folder and repository, rendered from
+`templates/card.md`.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,29 @@ from farzi_hf.summary.store.tensor_file import SHARES, STORAGES, TEACHER
 from farzi_hf.summary.store.untrusted import NOT_SHOWN, sizes_of
 
 SHOWN = 500  # sequences of the page to browse: it should open at once
-_TABLES = {"latents": "latents", "decoder": "decoder", "labels": "label_latents", "label_decoder": "label_decoder"}
+_TABLES = {
+    "latents": "latents",
+    "decoder": "decoder",
+    "labels": "label_latents",
+    "label_decoder": "label_decoder",
+}
 """The tables of the dataset repository, with the tensor that each of them shows."""
 
 _NEEDED = {"lr": ("learning_rate", 0.01), "steps": ("max_steps", 100)}
-"""Settings of the inner loop that a student needs: their names in TrainingArguments, and values to begin with where a summary has none."""
+"""Settings of the inner loop that a student needs: their names in TrainingArguments, and values to
+begin with where a summary has none.
+"""
 OF_THE_DATA = (
-    "dataset", "data_bytes", "data_bytes_after_xz", "data_sequences", "licence", "licence_text", "privacy", "memory", "memory_warning",
-)  # fmt: skip
+    "dataset",
+    "data_bytes",
+    "data_bytes_after_xz",
+    "data_sequences",
+    "licence",
+    "licence_text",
+    "privacy",
+    "memory",
+    "memory_warning",
+)
 """Entries of metrics that hold for whatever is made of a summary, too."""
 _SAID_ELSEWHERE = ("table", "split", "command", "verdict", *OF_THE_DATA)
 """Those that have a place of their own on the card."""
@@ -55,25 +72,37 @@ class Contents:
 
 
 def render_card(
-    contents: Contents, metrics: Mapping[str, Any] | None = None, recipe: Mapping[str, Any] | None = None, plots: Sequence[str] = ()
-) -> str:  # fmt: skip
-    """The README of the artefact. A section without content is left out. Raises ValueError if a cost, a size or the licence has another type than it
-    needs.
+    contents: Contents,
+    metrics: Mapping[str, Any] | None = None,
+    recipe: Mapping[str, Any] | None = None,
+    plots: Sequence[str] = (),
+) -> str:
+    """The README of the artefact. A section without content is left out. Raises ValueError if a
+    cost, a size or the licence has another type than it needs.
 
     Args:
         contents: of the artefact.
-        metrics: figures and facts by name. The card lists all of them. These have a place of their own: `table`, a list of rows (dicts) in which
-            `x_std` and `x_interval` go into the cell of `x`; `dataset`, `data_bytes`, `data_bytes_after_xz` and `data_sequences` of what was
-            distilled; `split`, what was held out; `learner_parameters`; `distillation_seconds` and `device`; `student_seconds` of one training on
-            the summary; `verdict`, whether it is worth it, a line each; `full_data_seconds` and `full_data_steps` of one on the full data that gets
-            as good; `privacy`, in place of the words that say that nothing was done; `memory`, what a carried teacher gives away, and
-            `memory_warning`, before it; `licence`, as the Hub names it, and `licence_text`; `command`, which distils again from `recipe.yaml`.
-        recipe: shown unchanged. Its `learner`, a config as a mapping, is the model of "Train on it".
+        metrics: figures and facts by name. The card lists all of them. These have a place of their
+            own: `table`, a list of rows (dicts) in which `x_std` and `x_interval` go into the cell
+            of `x`; `dataset`, `data_bytes`, `data_bytes_after_xz` and `data_sequences` of what was
+            distilled; `split`, what was held out; `learner_parameters`; `distillation_seconds` and
+            `device`; `student_seconds` of one training on the summary; `verdict`, whether it is
+            worth it, a line each; `full_data_seconds` and `full_data_steps` of one on the full data
+            that gets as good; `privacy`, in place of the words that say that nothing was done;
+            `memory`, what a carried teacher gives away, and `memory_warning`, before it; `licence`,
+            as the Hub names it, and `licence_text`; `command`, which distils again from
+            `recipe.yaml`.
+        recipe: shown unchanged. Its `learner`, a config as a mapping, is the model of "Train on
+            it".
         plots: paths relative to the artefact.
 
     Strings are escaped: none of them is read as Markdown, HTML, YAML or Python.
     """
-    config, vocabulary, storage = contents.config, contents.vocabulary, STORAGES[contents.config.storage]
+    config, vocabulary, storage = (
+        contents.config,
+        contents.vocabulary,
+        STORAGES[contents.config.storage],
+    )
     metrics, recipe = metrics or {}, recipe or {}
     markup.check_results(metrics, recipe, "metrics", "recipe")
     learner, given = recipe.get("learner"), recipe.get("teacher")
@@ -82,24 +111,55 @@ def render_card(
     card = DatasetCard.from_template(
         _metadata(contents, metrics),
         template_path=str(Path(__file__).parent / "templates" / "card.md"),
-        repo=PLACEHOLDER, config=config, vocabulary=vocabulary, tables=tables_of(contents.tensors), metrics=metrics,
-        storage=storage, nbytes=storage.nbytes(contents.tensors), carried=_model(config.teacher),
-        teacher_size=sum(x.numel() for name, x in contents.tensors.items() if name.startswith(TEACHER)),
+        repo=PLACEHOLDER,
+        config=config,
+        vocabulary=vocabulary,
+        tables=tables_of(contents.tensors),
+        metrics=metrics,
+        storage=storage,
+        nbytes=storage.nbytes(contents.tensors),
+        carried=_model(config.teacher),
+        teacher_size=sum(
+            x.numel() for name, x in contents.tensors.items() if name.startswith(TEACHER)
+        ),
         learner_facts=_model(learner, metrics.get("learner_parameters")),
-        teachers=", ".join(filter(None, map(_model, given if isinstance(given, list) else [given]))),
-        shown=min(SHOWN, config.num_sequences), endless=SHARES in contents.tensors, made=_protection(config, recipe), learner_known=known,
+        teachers=", ".join(
+            filter(None, map(_model, given if isinstance(given, list) else [given]))
+        ),
+        shown=min(SHOWN, config.num_sequences),
+        endless=SHARES in contents.tensors,
+        made=_protection(config, recipe),
+        learner_known=known,
         learner=_learner_code(learner if known else vocabulary.small_learner, config, vocabulary),
-        guessed={name: value for key, (name, value) in _NEEDED.items() if key not in (config.inner or {})},
-        inner=markdown_table([{"setting": k, "value": str(v)} for k, v in (config.inner or {}).items()]),
+        guessed={
+            name: value for key, (name, value) in _NEEDED.items() if key not in (config.inner or {})
+        },
+        inner=markdown_table(
+            [{"setting": k, "value": str(v)} for k, v in (config.inner or {}).items()]
+        ),
         results=markdown_table(_with_spread(metrics.get("table", []))),
-        figures=markdown_table([{"figure": k, "value": v} for k, v in metrics.items() if k not in _SAID_ELSEWHERE]),
-        command=markup.markdown_fence(str(metrics["command"]), "bash") if metrics.get("command") else "",
-        examples=markup.markdown_fence("\n".join(" ".join(text.split()) for text in examples), "text") if examples else "",
-        positions=markdown_table([_position_row(j, p) for j, p in enumerate(contents.decoded[0][:8])]),
+        figures=markdown_table(
+            [{"figure": k, "value": v} for k, v in metrics.items() if k not in _SAID_ELSEWHERE]
+        ),
+        command=(
+            markup.markdown_fence(str(metrics["command"]), "bash") if metrics.get("command") else ""
+        ),
+        examples=(
+            markup.markdown_fence("\n".join(" ".join(text.split()) for text in examples), "text")
+            if examples
+            else ""
+        ),
+        positions=markdown_table(
+            [_position_row(j, p) for j, p in enumerate(contents.decoded[0][:8])]
+        ),
         recipe=markup.markdown_fence(markup.yaml_text(recipe).rstrip(), "yaml") if recipe else "",
-        plots=[markup.markdown_image(plot) for plot in plots], ceil=math.ceil, cell=_cell, code=markup.markdown_code, plain=markup.number,
+        plots=[markup.markdown_image(plot) for plot in plots],
+        ceil=math.ceil,
+        cell=_cell,
+        code=markup.markdown_code,
+        plain=markup.number,
         text=markup.markdown_text,
-    )  # fmt: skip
+    )
     return str(card)
 
 
@@ -110,16 +170,24 @@ def tables_of(tensors: Collection[str]) -> list[str]:
 
 def greedy_texts(vocabulary: Vocabulary, decoded: list) -> list[str]:
     """Each decoded sequence as the text of its likeliest tokens."""
-    return [vocabulary.text([position["tokens"][0] for position in sequence]) for sequence in decoded]
+    return [
+        vocabulary.text([position["tokens"][0] for position in sequence]) for sequence in decoded
+    ]
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows, which need not have all columns, as a Markdown table; "" without rows. Numbers are rounded, strings escaped."""
+    """Rows, which need not have all columns, as a Markdown table; "" without rows. Numbers are
+    rounded, strings escaped.
+    """
     if not rows:
         return ""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     head = [markup.markdown_text(column) for column in columns]
-    lines = [head, ["---"] * len(columns), *([_cell(row.get(column, "")) for column in columns] for row in rows)]
+    lines = [
+        head,
+        ["---"] * len(columns),
+        *([_cell(row.get(column, "")) for column in columns] for row in rows),
+    ]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -127,7 +195,10 @@ def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData
     """The YAML header. It holds no results, because the Hub knows no `model-index` of datasets."""
     config, vocabulary, names = contents.config, contents.vocabulary, tables_of(contents.tensors)
     sizes = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M")
-    tables = [{"config_name": x, "data_files": [{"split": "train", "path": f"{x}/train-*.parquet"}]} for x in names]
+    tables = [
+        {"config_name": x, "data_files": [{"split": "train", "path": f"{x}/train-*.parquet"}]}
+        for x in names
+    ]
     tables[0]["default"] = True
     return DatasetCardData(
         pretty_name=f"Farzi data [{config.num_sequences}×{config.sequence_length}]",
@@ -140,7 +211,9 @@ def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData
 
 
 def _protection(config: PreTrainedConfig, recipe: Mapping[str, Any]) -> str:
-    """What the way in which the ids were made protects, in words; "" where nothing is known of it."""
+    """What the way in which the ids were made protects, in words; "" where nothing is
+    known of it.
+    """
     if config.inputs == "tokens" and config.labels != "teacher":
         return getattr(INPUT_SEQUENCES.get(str(recipe.get("input_sequences"))), "protects", "")
     return {"drawn": DRAWN, "written": WRITTEN}.get(config.inputs, "")
@@ -152,41 +225,63 @@ def _model(model: Any, parameters: float | None = None) -> str | None:
         return None
     size = f", {parameters:,} parameters" if parameters else ""
     # Sizes only: the recipe lists the other settings.
-    settings = ", ".join(f"{k} {v}" for k, v in model.items() if type(v) is int and not k.endswith("_token_id"))
+    settings = ", ".join(
+        f"{k} {v}" for k, v in model.items() if type(v) is int and not k.endswith("_token_id")
+    )
     return f"{model['model_type']}{size}" + (f" ({settings})" if settings else "")
 
 
-def _learner_code(learner: Mapping[str, Any], config: PreTrainedConfig, vocabulary: Vocabulary) -> str:
-    """Python that makes the learner's config: sizes that follow from the summary, and the fields that differ from their class's defaults."""
+def _learner_code(
+    learner: Mapping[str, Any], config: PreTrainedConfig, vocabulary: Vocabulary
+) -> str:
+    """Python that makes the learner's config: sizes that follow from the summary, and the fields
+    that differ from their class's defaults.
+    """
     kind, sizes = learner["model_type"], sizes_of(learner, config, vocabulary)
-    of_class = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None  # noqa: SIM401  its get() does not load classes
+    of_class = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None  # noqa: SIM401
     default = {"dtype": "float32"}  # a class leaves it open
     changed = {
         name: value
         for name, value in learner.items()
-        if name not in NOT_SHOWN | sizes.keys() and value != default.get(name, getattr(of_class, name, ...))
+        if name not in NOT_SHOWN | sizes.keys()
+        and value != default.get(name, getattr(of_class, name, ...))
     }
 
     def argument(name: str, value: Any) -> str:
         # In ASCII: Python normalises other names, and two could become equal.
         plain = name.isidentifier() and name.isascii() and not iskeyword(name)
-        return f"{name}={markup.python_literal(value)}" if plain else f"**{markup.python_literal({name: value})}"
+        return (
+            f"{name}={markup.python_literal(value)}"
+            if plain
+            else f"**{markup.python_literal({name: value})}"
+        )
 
-    arguments = [markup.python_literal(kind), *(argument(name, value) for name, value in {**sizes, **changed}.items())]
-    return "config = AutoConfig.for_model(\n" + "".join(f"    {part},\n" for part in arguments) + ")"
+    arguments = [
+        markup.python_literal(kind),
+        *(argument(name, value) for name, value in {**sizes, **changed}.items()),
+    ]
+    return (
+        "config = AutoConfig.for_model(\n" + "".join(f"    {part},\n" for part in arguments) + ")"
+    )
 
 
 def _with_spread(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows with `x ± x_std (x_interval)` in one cell."""
 
     def cell(row: Mapping[str, Any], name: str) -> Any:
-        text, spread, interval = _cell(row[name]), row.get(f"{name}_std"), row.get(f"{name}_interval")
+        text, spread, interval = (
+            _cell(row[name]),
+            row.get(f"{name}_std"),
+            row.get(f"{name}_interval"),
+        )
         if spread is not None:
             text += f" ± {_cell(spread, 2)}"
         return markup.Markdown(text if interval is None else f"{text} ({_cell(interval)})")
 
     def part(row: Mapping[str, Any], name: str) -> bool:
-        return any(name.endswith(end) and name.removesuffix(end) in row for end in ("_std", "_interval"))
+        return any(
+            name.endswith(end) and name.removesuffix(end) in row for end in ("_std", "_interval")
+        )
 
     return [{name: cell(row, name) for name in row if not part(row, name)} for row in rows]
 
@@ -206,9 +301,18 @@ def _cell(value: Any, digits: int = 4) -> markup.Markdown:
 def _position_row(j: int, position: Mapping[str, Any]) -> dict[str, Any]:
     def likeliest(of: str) -> markup.Markdown:
         shown = zip(position[f"{of}tokens"], position[f"{of}probabilities"], strict=True)
-        return markup.Markdown(", ".join(f"{markup.markdown_code(str(token))} {probability:.2f}" for token, probability in shown))
+        return markup.Markdown(
+            ", ".join(
+                f"{markup.markdown_code(str(token))} {probability:.2f}"
+                for token, probability in shown
+            )
+        )
 
-    row = {"position": str(j), "likeliest entries": likeliest(""), "entropy (nats)": position["entropy"]}
+    row = {
+        "position": str(j),
+        "likeliest entries": likeliest(""),
+        "entropy (nats)": position["entropy"],
+    }
     if "label_tokens" in position:
         row |= {"its label": likeliest("label_"), "entropy of the label": position["label_entropy"]}
     return row

@@ -1,9 +1,12 @@
-"""The folder of an artefact: which files it may have, reading them without trust, and replacing them all at once.
+"""The folder of an artefact: which files it may have, reading them without trust, and replacing
+them all at once.
 
-The metadata of the artefact's tensors list its files. That list is not trusted: only files whose names are also in the closed list here
-are read, pushed, moved or removed. No link is followed. A size limit holds for each file that is read into memory.
+The metadata of the artefact's tensors list its files. That list is not trusted: only files whose
+names are also in the closed list here are read, pushed, moved or removed. No link is followed. A
+size limit holds for each file that is read into memory.
 
-A save takes a folder through three states. A process that dies leaves one of them, and the next save goes on from there.
+A save takes a folder through three states. A process that dies leaves one of them, and the next
+save goes on from there.
 
 | state | beside the artefact's files, the folder holds | a reader reads |
 |---|---|---|
@@ -11,9 +14,10 @@ A save takes a folder through three states. A process that dies leaves one of th
 | writing | `.farzi-writing`, a new artefact that is not complete | the files |
 | committed | `.farzi-committed`, those files of a complete new artefact that are not in place yet | each file of the new artefact where it lies |
 
-One rename turns `writing` into `committed`. Then each file is moved into place. The tensors, which list the files, are moved last.
-Renaming the whole folder would be simpler, but a run's checkpoints in it are not ours to move.
-"""
+One rename turns `writing` into `committed`. Then each file is moved into place. The tensors, which
+list the files, are moved last. Renaming the whole folder would be simpler, but a run's checkpoints
+in it are not ours to move.
+"""  # noqa: E501
 
 import os
 import re
@@ -35,7 +39,7 @@ from farzi_hf.summary.store.tensor_file import listed_files, write_tensors
 
 T = TypeVar("T")
 
-# -- the files -------------------------------------------------------------------------------------------------------
+# -- the files -------------------------------------------------------------------------------------
 
 TENSORS = "farzi.safetensors"
 CONFIG = "config.json"
@@ -50,36 +54,60 @@ TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 _MIB = 2**20
 PLOTS_LIMIT = 64 * _MIB  # of all plots together
 LOADED_FILES: dict[str, int | None] = {
-    TENSORS: None, CONFIG: _MIB, RECIPE: _MIB // 8, METRICS: 2 * _MIB, VOCABULARY: 64 * _MIB,
-    **{f"{PLOTS}/*.{kind}": 32 * _MIB for kind in ("png", "jpg", "jpeg", "svg", "webp", "gif", "pdf")},
-    TOKENIZER: 64 * _MIB, TOKENIZER_CONFIG: 4 * _MIB,
-}  # fmt: skip
-"""The files that `FarziData.from_pretrained` reads: patterns of names, and the most bytes of each. None: the file is not read at once."""
-_TABLES = [f"{name}/train-*.parquet" for name in ("latents", "decoder", "tokens", "labels", "label_decoder")]
+    TENSORS: None,
+    CONFIG: _MIB,
+    RECIPE: _MIB // 8,
+    METRICS: 2 * _MIB,
+    VOCABULARY: 64 * _MIB,
+    **{
+        f"{PLOTS}/*.{kind}": 32 * _MIB
+        for kind in ("png", "jpg", "jpeg", "svg", "webp", "gif", "pdf")
+    },
+    TOKENIZER: 64 * _MIB,
+    TOKENIZER_CONFIG: 4 * _MIB,
+}
+"""The files that `FarziData.from_pretrained` reads: patterns of names, and the most bytes of each.
+None: the file is not read at once.
+"""
+_TABLES = [
+    f"{name}/train-*.parquet"
+    for name in ("latents", "decoder", "tokens", "labels", "label_decoder")
+]
 _FILES = {**LOADED_FILES, **dict.fromkeys((CARD, VIEWER, *_TABLES))}
 _FOLDERS = sorted({pattern.split("/")[0] for pattern in _FILES if "/" in pattern})
-# Such a name is a plain one on every system: it has no drive, no stream and no `..`, and is not hidden.
+# Such a name is a plain one on every system: it has no drive, no stream and no `..`, and is not
+# hidden.
 _PLAIN = re.compile(r"(?!\.)[^/\\:*?\"<>|\x00-\x1f]+")
 
 
 def pattern_of(name: str) -> str | None:
-    """The pattern that `name`, a path relative to the folder with slashes, matches; None: an artefact has no place for such a file."""
+    """The pattern that `name`, a path relative to the folder with slashes, matches; None: an
+    artefact has no place for such a file.
+    """
     if not all(map(_PLAIN.fullmatch, name.split("/"))):
         return None
-    return next((p for p in _FILES if p.count("/") == name.count("/") and fnmatchcase(name, p)), None)
+    return next(
+        (p for p in _FILES if p.count("/") == name.count("/") and fnmatchcase(name, p)), None
+    )
 
 
-# -- reading them ----------------------------------------------------------------------------------------------------
+# -- reading them ----------------------------------------------------------------------------------
 
 _WRITING, _COMMITTED, LOCK = ".farzi-writing", ".farzi-committed", ".farzi-lock"
-_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_FLAGS = (
+    os.O_RDONLY
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_BINARY", 0)
+)
 
 
 class ArtefactFolder:
     """The files of the artefact in `folder`, as they are now.
 
     Attributes:
-        names: relative paths of the artefact's files: those that its tensors list and that have a place here, and the tensors.
+        names: relative paths of the artefact's files: those that its tensors list and that have a
+            place here, and the tensors.
 
     Raises:
         FileNotFoundError: there is no artefact.
@@ -89,11 +117,15 @@ class ArtefactFolder:
     def __init__(self, folder: Path) -> None:
         self.folder, self.names = folder, [TENSORS, CONFIG]
         self._committed = find_file(folder, f"{_COMMITTED}/{TENSORS}") is not None
-        self.names = list(dict.fromkeys([*filter(pattern_of, listed_files(self.path(TENSORS))), CONFIG, TENSORS]))
+        self.names = list(
+            dict.fromkeys([*filter(pattern_of, listed_files(self.path(TENSORS))), CONFIG, TENSORS])
+        )
         self.path(CONFIG)
 
     def find(self, name: str) -> Path | None:
-        """Where the file `name` lies; None if it does not exist, or if the tensors do not list it."""
+        """Where the file `name` lies; None if it does not exist, or if the tensors do
+        not list it.
+        """
         if name not in self.names:
             return None
         moving = find_file(self.folder, f"{_COMMITTED}/{name}") if self._committed else None
@@ -103,20 +135,25 @@ class ArtefactFolder:
         """Where the file `name` lies."""
         if (path := self.find(name)) is None:
             raise FileNotFoundError(
-                f"{str(self.folder)!r} has no {name}, so it is not a Farzi summary; name one that save_pretrained has written"
+                f"{str(self.folder)!r} has no {name}, so it is not a Farzi summary; name one that"
+                " save_pretrained has written"
             )
         return path
 
     @contextmanager
     def opened(self, name: str) -> Iterator[BinaryIO]:
-        """The file `name`. It is refused where it is too large, or a link or a pipe has taken its place since it was found."""
+        """The file `name`. It is refused where it is too large, or a link or a pipe has taken its
+        place since it was found.
+        """
         path, limit = self.path(name), _FILES[pattern_of(name)]
         with os.fdopen(os.open(path, _FLAGS), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise ValueError(f"{path} is no plain file; put the file there, or remove it")
             if limit is not None and found.st_size > limit:
-                raise ValueError(f"{path} is larger than the {limit:,} bytes that are read; remove or shrink it")
+                raise ValueError(
+                    f"{path} is larger than the {limit:,} bytes that are read; remove or shrink it"
+                )
             yield file
 
     def read(self, name: str) -> bytes:
@@ -126,7 +163,9 @@ class ArtefactFolder:
 
 
 def read_artefact(folder: Path, read: Callable[[ArtefactFolder], T]) -> T:
-    """`read(artefact)`: never a mix of two artefacts. Raises ValueError if another process has saved in `folder` meanwhile."""
+    """`read(artefact)`: never a mix of two artefacts. Raises ValueError if another process has
+    saved in `folder` meanwhile.
+    """
 
     def state() -> list[tuple[int, int] | None]:
         found = [_lstat(path) for path in (folder / _COMMITTED / TENSORS, folder / TENSORS)]
@@ -145,23 +184,33 @@ def read_artefact(folder: Path, read: Callable[[ArtefactFolder], T]) -> T:
 
 
 def find_file(root: Path, name: str) -> Path | None:
-    """The plain file `name` under the folder `root`; None if it does not exist, ValueError if something else is there. Only one kind of
-    link is followed: huggingface_hub's own, from a snapshot in its cache to a file of the same repository.
+    """The plain file `name` under the folder `root`; None if it does not exist, ValueError if
+    something else is there. Only one kind of link is followed: huggingface_hub's own, from a
+    snapshot in its cache to a file of the same repository.
     """
     *folders, path = [root / part for part in accumulate(PurePosixPath(name).parts, PurePosixPath)]
     for folder in folders:
         if (found := _lstat(folder)) is None:
             return None
         if not stat.S_ISDIR(found.st_mode):
-            raise ValueError(f"{folder} is a link or a file where a folder is due; put the folder there, or remove it")
+            raise ValueError(
+                f"{folder} is a link or a file where a folder is due; put the folder there, or"
+                " remove it"
+            )
     if (found := _lstat(path)) is None:
         return None
     if stat.S_ISLNK(found.st_mode):
         if (blob := _blob(root, path)) is not None:
             return blob
-        raise ValueError(f"{path} is a link, which is not followed; put the file itself there, or load it by its name")
+        raise ValueError(
+            f"{path} is a link, which is not followed; put the file itself there, or load it by its"
+            " name"
+        )
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-        raise ValueError(f"{path} is no plain file; a hard link may be a private one: put a copy there, or remove it")
+        raise ValueError(
+            f"{path} is no plain file; a hard link may be a private one: put a copy there, or"
+            " remove it"
+        )
     return path
 
 
@@ -173,19 +222,22 @@ def _lstat(path: Path) -> os.stat_result | None:
 
 
 def _blob(root: Path, link: Path) -> Path | None:
-    """The file that `link` leads to, if `root` is a snapshot of a dataset in the Hub's cache and the file is one of its blobs."""
+    """The file that `link` leads to, if `root` is a snapshot of a dataset in the Hub's cache and
+    the file is one of its blobs.
+    """
     snapshot, target = root.resolve(), Path(os.path.realpath(link))
     blobs = snapshot.parent.parent / "blobs"
     cached = snapshot.parent.name == "snapshots" and blobs.parent.name.startswith("datasets--")
     return target if cached and target.parent == blobs and target.is_file() else None
 
 
-# -- replacing them --------------------------------------------------------------------------------------------------
+# -- replacing them --------------------------------------------------------------------------------
 
 
 def replace_files(folder: Path, write: Callable[[Path], None], tensors: dict[str, Tensor]) -> None:
-    """Replaces the artefact in `folder` by the files that `write(empty_folder)` writes, and by `tensors`. Other files stay. It raises ValueError if
-    it must not: see `check_destination` and `exclusive`. After any error the old artefact is unchanged.
+    """Replaces the artefact in `folder` by the files that `write(empty_folder)` writes, and by
+    `tensors`. Other files stay. It raises ValueError if it must not: see `check_destination` and
+    `exclusive`. After any error the old artefact is unchanged.
     """
     check_destination(folder)
     with exclusive(folder):
@@ -199,7 +251,10 @@ def replace_files(folder: Path, write: Callable[[Path], None], tensors: dict[str
             for name in names:
                 size, limit = (writing / name).stat().st_size, _FILES[pattern_of(name)]
                 if limit is not None and size > limit:
-                    raise ValueError(f"{name} would have {size:,} bytes, of which {limit:,} are read; make it smaller")
+                    raise ValueError(
+                        f"{name} would have {size:,} bytes, of which {limit:,} are read; make it"
+                        " smaller"
+                    )
             check_destination(folder, names)
             write_tensors(writing / TENSORS, tensors, names)
             for path in [*_files(writing), writing]:
@@ -217,32 +272,50 @@ def _move_into_place(folder: Path) -> None:
         for name in _listed(folder, TENSORS) - new:
             (folder / name).unlink(missing_ok=True)
         for name in [*new, TENSORS]:
-            if (source := find_file(folder, f"{_COMMITTED}/{name}")) is not None:  # else it was moved before
+            if (
+                source := find_file(folder, f"{_COMMITTED}/{name}")
+            ) is not None:  # else it was moved before
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(source, folder / name)
     _remove(folder / _COMMITTED)
 
 
 def check_destination(folder: Path, names: Collection[str] = (CONFIG, CARD, VIEWER)) -> None:
-    """Raises ValueError if writing an artefact with the files `names` to `folder` would overwrite files of something else."""
+    """Raises ValueError if writing an artefact with the files `names` to `folder` would overwrite
+    files of something else.
+    """
     if folder.is_symlink():
-        raise ValueError(f"folder={str(folder)!r} is a link, which is not followed; name {str(folder.resolve())!r}")
+        raise ValueError(
+            f"folder={str(folder)!r} is a link, which is not followed; name"
+            f" {str(folder.resolve())!r}"
+        )
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"folder={str(folder)!r} is a file; name a folder to save the summary in")
     owned = _listed(folder, TENSORS) | _listed(folder, f"{_COMMITTED}/{TENSORS}")
-    for name in sorted({*names, *owned}):  # the old files too: none is replaced or removed through a link
+    for name in sorted(
+        {*names, *owned}
+    ):  # the old files too: none is replaced or removed through a link
         if find_file(folder, name) is not None and name not in owned:
-            raise ValueError(f"folder={str(folder)!r} has a {name} but no {TENSORS} that claims it; choose another folder")
+            raise ValueError(
+                f"folder={str(folder)!r} has a {name} but no {TENSORS} that claims it; choose"
+                " another folder"
+            )
 
 
 def _listed(folder: Path, tensors: str) -> set[str]:
-    """The files that those tensors list, and those that every artefact has; none without tensors."""
+    """The files that those tensors list, and those that every artefact has; none
+    without tensors.
+    """
     path = find_file(folder, tensors)
-    return set() if path is None else {CONFIG, CARD, VIEWER, *filter(pattern_of, listed_files(path))}
+    return (
+        set() if path is None else {CONFIG, CARD, VIEWER, *filter(pattern_of, listed_files(path))}
+    )
 
 
 def _remove(folder: Path) -> None:
-    """Removes a folder that only a save makes, with the files that an artefact can have. ValueError if it holds others, or is no folder."""
+    """Removes a folder that only a save makes, with the files that an artefact can have. ValueError
+    if it holds others, or is no folder.
+    """
     if folder.is_dir() and not folder.is_symlink():
         for path in _files(folder):
             if pattern_of(path.relative_to(folder).as_posix()):
@@ -251,7 +324,10 @@ def _remove(folder: Path) -> None:
             with suppress(OSError):  # it is not empty, or not there
                 path.rmdir()
     if _lstat(folder) is not None:
-        raise ValueError(f"{folder} holds what no save of this library leaves; remove it, and do not trust this folder")
+        raise ValueError(
+            f"{folder} holds what no save of this library leaves; remove it, and do not trust this"
+            " folder"
+        )
 
 
 def _files(folder: Path) -> list[Path]:
@@ -260,40 +336,50 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in found if path.is_file() and not path.is_symlink())
 
 
-# -- one writer, and whole files --------------------------------------------------------------------------------------
+# -- one writer, and whole files -------------------------------------------------------------------
 
 
 @contextmanager
 def exclusive(folder: str | os.PathLike) -> Iterator[None]:
-    """Locks `folder`, which is made if there is none, for this thread alone, or raises ValueError. The thread may lock it a second time. It is a
-    lock of the operating system on a file that is removed at the end. A process that dies loses its lock.
+    """Locks `folder`, which is made if there is none, for this thread alone, or raises ValueError.
+    The thread may lock it a second time. It is a lock of the operating system on a file that is
+    removed at the end. A process that dies loses its lock.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     find_file(folder, LOCK)  # raises where it leads elsewhere
     path = folder.resolve() / LOCK
-    lock = FileLock(path, is_singleton=True)  # one object per path, or a thread would wait for itself
+    lock = FileLock(
+        path, is_singleton=True
+    )  # one object per path, or a thread would wait for itself
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        raise ValueError(f"folder={str(folder)!r} is in use: another process or thread writes to it") from None
+        raise ValueError(
+            f"folder={str(folder)!r} is in use: another process or thread writes to it"
+        ) from None
     try:
         yield
     finally:
         if lock.lock_counter == 1:
-            # Before the release: after it, the file may be another process's lock. Windows cannot remove an open file; there the release does it.
+            # Before the release: after it, the file may be another process's lock. Windows cannot
+            # remove an open file; there the release does it.
             with suppress(OSError):
                 path.unlink()
         lock.release()
 
 
 def is_taken(folder: Path) -> bool:
-    """Whether something is there that a new folder would overwrite: a file, or a folder that is not empty."""
+    """Whether something is there that a new folder would overwrite: a file, or a folder that is not
+    empty.
+    """
     return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
 
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
-    """Replaces the file `path` by the one that `write(new_path)` writes. A crash leaves the old file or none, never half a file."""
+    """Replaces the file `path` by the one that `write(new_path)` writes. A crash leaves the old
+    file or none, never half a file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex}")
     try:
@@ -306,7 +392,9 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def flush(path: Path) -> None:
-    """Makes `path` survive a power cut: the rename that follows must not reach the disk before the file's content."""
+    """Makes `path` survive a power cut: the rename that follows must not reach the disk before the
+    file's content.
+    """
     with suppress(PermissionError):  # Windows cannot open folders
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -6,7 +6,13 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, DatasetInfo, HfApi, snapshot_download
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    DatasetInfo,
+    HfApi,
+    snapshot_download,
+)
 from huggingface_hub.errors import HFValidationError, HTTPError
 
 from farzi_hf.summary.store import folder as layout
@@ -20,10 +26,14 @@ PLACEHOLDER = "path/to/this/folder"  # the repository's name in a card that is n
 
 
 def fetch_artefact(
-    folder_or_repo: str | os.PathLike, revision: str | None = None, token: str | None = None, cache_dir: str | os.PathLike | None = None
-) -> Path:  # fmt: skip
-    """The folder of an artefact: `folder_or_repo` itself or a download of one commit, without the Parquet tables and the card. Raises
-    FileNotFoundError if `folder_or_repo` is neither a folder nor a dataset repository within reach.
+    folder_or_repo: str | os.PathLike,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: str | os.PathLike | None = None,
+) -> Path:
+    """The folder of an artefact: `folder_or_repo` itself or a download of one commit, without the
+    Parquet tables and the card. Raises FileNotFoundError if `folder_or_repo` is neither a folder
+    nor a dataset repository within reach.
 
     An interrupted download continues where it stopped.
     """
@@ -31,17 +41,29 @@ def fetch_artefact(
     if Path(repo).is_dir():
         return Path(repo)
     try:
-        return Path(snapshot_download(
-            repo, repo_type="dataset", revision=revision, token=token, cache_dir=cache_dir, allow_patterns=list(layout.LOADED_FILES)
-        ))  # fmt: skip
+        return Path(
+            snapshot_download(
+                repo,
+                repo_type="dataset",
+                revision=revision,
+                token=token,
+                cache_dir=cache_dir,
+                allow_patterns=list(layout.LOADED_FILES),
+            )
+        )
     except (OSError, HTTPError, HFValidationError) as error:
         raise FileNotFoundError(
-            f"folder_or_repo={repo!r} is neither a folder nor a dataset repository within reach (revision {revision or 'main'}): {error}"
+            f"folder_or_repo={repo!r} is neither a folder nor a dataset repository within reach"
+            f" (revision {revision or 'main'}): {error}"
         ) from error
 
 
-def create_repository(repo_id: str, private: bool | None = None, revision: str | None = None, token: str | None = None) -> str:
-    """Makes the dataset repository and the branch `revision` if they do not exist; returns the repository's full name."""
+def create_repository(
+    repo_id: str, private: bool | None = None, revision: str | None = None, token: str | None = None
+) -> str:
+    """Makes the dataset repository and the branch `revision` if they do not exist; returns the
+    repository's full name.
+    """
     api = HfApi(token=token)
     full = api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True).repo_id
     if revision is not None:
@@ -50,23 +72,33 @@ def create_repository(repo_id: str, private: bool | None = None, revision: str |
 
 
 def push_folder(
-    folder: str | os.PathLike, repo_id: str, private: bool | None = None, revision: str | None = None,
-    token: str | None = None, commit_message: str = "Upload Farzi data",
-) -> str:  # fmt: skip
+    folder: str | os.PathLike,
+    repo_id: str,
+    private: bool | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    commit_message: str = "Upload Farzi data",
+) -> str:
     """Uploads a saved artefact to the dataset repository `repo_id` as one commit.
 
-    The repository and the branch `revision` are made if they do not exist. Only the artefact's own files are uploaded, and no link is followed. Files
-    of an earlier artefact are removed from the repository; all other files there stay. A push that fails commits nothing; the next one does not send
-    large files again that have arrived. Returns the commit's address. A line warns first of a summary whose teacher has learnt rows by heart.
+    The repository and the branch `revision` are made if they do not exist. Only the artefact's own
+    files are uploaded, and no link is followed. Files of an earlier artefact are removed from the
+    repository; all other files there stay. A push that fails commits nothing; the next one does not
+    send large files again that have arrived. Returns the commit's address. A line warns first of a
+    summary whose teacher has learnt rows by heart.
 
     Raises:
-        FileNotFoundError, ValueError: there is no artefact in the folder, it is incomplete, or it contains links.
-        httpx.HTTPError, RuntimeError: the Hub is out of reach, refuses, or has another commit since this push began.
+        FileNotFoundError, ValueError: there is no artefact in the folder, it is incomplete, or it
+            contains links.
+        httpx.HTTPError, RuntimeError: the Hub is out of reach, refuses, or has another commit since
+            this push began.
     """
     with tempfile.TemporaryDirectory() as whole:  # a copy of one save: another may follow meanwhile
         files = read_artefact(Path(folder), lambda artefact: _copy(artefact, Path(whole)))
         if layout.METRICS in files:
-            metrics = parse_mapping(Path(whole, layout.METRICS).read_bytes(), Path(folder, layout.METRICS))
+            metrics = parse_mapping(
+                Path(whole, layout.METRICS).read_bytes(), Path(folder, layout.METRICS)
+            )
             if warning := metrics.get("memory_warning"):
                 found = terminal_text(f"{warning} {metrics.get('memory', '')}", 1000)
                 logger.warning("%s Whoever reads %s can look for them.", found, repo_id)
@@ -74,18 +106,34 @@ def push_folder(
         head = api.dataset_info(repo_id, revision=revision)
         present = {sibling.rfilename for sibling in head.siblings or []}
         is_ours = layout.TENSORS in present
-        if not is_ours and present & set(files) and (own := present - {".gitattributes", layout.CARD}):
-            raise ValueError(f"{repo_id} holds {min(own)!r} and no summary, and its files would go: choose another")
+        if (
+            not is_ours
+            and present & set(files)
+            and (own := present - {".gitattributes", layout.CARD})
+        ):
+            raise ValueError(
+                f"{repo_id} holds {min(own)!r} and no summary, and its files would go: choose"
+                " another"
+            )
         card = Path(whole, layout.CARD).read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)
-        # HfApi.upload_folder would be shorter, but it makes several commits where files take long to arrive.
+        # HfApi.upload_folder would be shorter, but it makes several commits where files take long
+        # to arrive.
         operations = [
             CommitOperationAdd(layout.CARD, card.encode()),
             *(CommitOperationAdd(name, Path(whole, name)) for name in files if name != layout.CARD),
-            *(CommitOperationDelete(name) for name in (_replaced(api, head, present - set(files)) if is_ours else ())),
+            *(
+                CommitOperationDelete(name)
+                for name in (_replaced(api, head, present - set(files)) if is_ours else ())
+            ),
         ]
         return api.create_commit(
-            repo_id, operations, commit_message=commit_message, repo_type="dataset", revision=revision, parent_commit=head.sha
-        ).commit_url  # fmt: skip
+            repo_id,
+            operations,
+            commit_message=commit_message,
+            repo_type="dataset",
+            revision=revision,
+            parent_commit=head.sha,
+        ).commit_url
 
 
 def _copy(artefact: ArtefactFolder, target: Path) -> list[str]:
@@ -100,5 +148,12 @@ def _copy(artefact: ArtefactFolder, target: Path) -> list[str]:
 
 def _replaced(api: HfApi, head: DatasetInfo, others: set[str]) -> list[str]:
     """Those of the `others` at a commit that its artefact has: the new one does not have them."""
-    header = api.parse_safetensors_file_metadata(head.id, layout.TENSORS, repo_type="dataset", revision=head.sha)
-    return sorted(filter(pattern_of, others & set(read_metadata(header.metadata, Path(head.id, layout.TENSORS))[0])))
+    header = api.parse_safetensors_file_metadata(
+        head.id, layout.TENSORS, repo_type="dataset", revision=head.sha
+    )
+    return sorted(
+        filter(
+            pattern_of,
+            others & set(read_metadata(header.metadata, Path(head.id, layout.TENSORS))[0]),
+        )
+    )

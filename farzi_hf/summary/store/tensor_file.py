@@ -1,10 +1,12 @@
-"""`farzi.safetensors`: the tensors of a summary, as they are or rounded to fewer bytes, their checksums, and the list of the artefact's files.
+"""`farzi.safetensors`: the tensors of a summary, as they are or rounded to fewer bytes, their
+checksums, and the list of the artefact's files.
 
-Checksums and list are JSON in one entry of the metadata, `farzi`: `{"files": [names], "sha256": {tensor: hexadecimal digits}}`. It is
-one entry because safetensors writes several in any order, and equal summaries should have equal bytes.
+Checksums and list are JSON in one entry of the metadata, `farzi`: `{"files": [names], "sha256":
+{tensor: hexadecimal digits}}`. It is one entry because safetensors writes several in any order, and
+equal summaries should have equal bytes.
 
-Students hardly notice it when labels of their own are rounded to a byte for each number, or, where inputs are ids, to five or six bits
-(recipes/LOG.md).
+Students hardly notice it when labels of their own are rounded to a byte for each number, or, where
+inputs are ids, to five or six bits (recipes/LOG.md).
 """
 
 import hashlib
@@ -33,12 +35,19 @@ SHARES = "frequencies"
 TEACHER = "teacher."
 """What the names of a carried teacher's parameters begin with, among the tensors of a summary."""
 _FREE, _RATIO = 2**25, 64
-"""The numbers that coded bytes of any number may hold, and those more for each byte: zeros alone would be a thousand."""
-_STEPS, _NEVER = 16, 255  # steps of a share for each factor of e; the step of an entry that is never drawn
+"""The numbers that coded bytes of any number may hold, and those more for each byte: zeros alone
+would be a thousand.
+"""
+_STEPS, _NEVER = (
+    16,
+    255,
+)  # steps of a share for each factor of e; the step of an entry that is never drawn
 
 
 class Stored(NamedTuple):
-    """A tensor of the file: its shape, None for coded bytes of any number, and the types that it may have."""
+    """A tensor of the file: its shape, None for coded bytes of any number, and the types that it
+    may have.
+    """
 
     shape: tuple[int, ...] | None
     dtypes: frozenset[str]
@@ -48,7 +57,8 @@ class Stored(NamedTuple):
 
 
 class Storage:
-    """One way to store the tensors of a summary. This one keeps all numbers as they are, usually float32, and ids in four bytes.
+    """One way to store the tensors of a summary. This one keeps all numbers as they are, usually
+    float32, and ids in four bytes.
 
     Attributes:
         name: that of `FarziDataConfig.storage`.
@@ -59,27 +69,41 @@ class Storage:
     description: str | None = None
 
     def layout(self, shapes: Shapes, learnt: Collection[str]) -> dict[str, Stored]:
-        """The tensors of the file, of a summary's tensors with `shapes`. Those that are not `learnt` are ids or shares."""
-        return {n: Stored(tuple(x), FLOATS if n in learnt or n == SHARES else frozenset({"I32"})) for n, x in shapes.items()}
+        """The tensors of the file, of a summary's tensors with `shapes`. Those that are not
+        `learnt` are ids or shares.
+        """
+        return {
+            n: Stored(tuple(x), FLOATS if n in learnt or n == SHARES else frozenset({"I32"}))
+            for n, x in shapes.items()
+        }
 
     def stored(self, tensors: Tensors) -> dict[str, Tensor]:
         """What the file holds of a summary's tensors."""
         return dict(tensors)
 
     def loaded(self, stored: Tensors, shapes: Shapes) -> dict[str, Tensor]:
-        """The summary's tensors, of these shapes; stored again they are `stored`, bit for bit. Raises ValueError if coded numbers are damaged."""
+        """The summary's tensors, of these shapes; stored again they are `stored`, bit for bit.
+        Raises ValueError if coded numbers are damaged.
+        """
         return dict(stored)
 
     def scales(self, tensors: Tensors) -> dict[str, Tensor]:
-        """The scale s of each dimension, (k,), of the tensors (…, k) that are stored as whole multiples of it, by their names."""
+        """The scale s of each dimension, (k,), of the tensors (…, k) that are stored as whole
+        multiples of it, by their names.
+        """
         return {}
 
     def rounded(self, tensors: Tensors) -> dict[str, Tensor]:
-        """What is left of a summary's tensors after they were stored and loaded; a ValueError where a type comes back as another."""
+        """What is left of a summary's tensors after they were stored and loaded; a ValueError where
+        a type comes back as another.
+        """
         kept = self.loaded(self.stored(tensors), {name: x.shape for name, x in tensors.items()})
         for name, tensor in tensors.items():
             if kept[name].dtype != tensor.dtype:
-                raise ValueError(f"storage={self.name!r} is for float32, and {name} is {tensor.dtype}; call float()")
+                raise ValueError(
+                    f"storage={self.name!r} is for float32, and {name} is {tensor.dtype}; call"
+                    " float()"
+                )
         return kept
 
     def nbytes(self, tensors: Tensors) -> int:
@@ -88,11 +112,13 @@ class Storage:
 
 
 class Whole(Storage):
-    """A whole number n for each number x, and a scale s for each of the k dimensions: x = s n. Ids in two bytes where they fit.
+    """A whole number n for each number x, and a scale s for each of the k dimensions: x = s n. Ids
+    in two bytes where they fit.
 
-    n has b bits, |n| < 2^(b−1). s is the largest |x| / (2^(b−1) − 1), rounded up to 12 bits, so that s n is exact in float32. The
-    error is s / 2 at most. Where the numbers are whole multiples of another scale already, it is kept, and nothing is lost. Here each n has
-    a byte. Vectors, which are few, are stored in float16, and the shares of `SHARES` in steps of 6 %, a byte each.
+    n has b bits, |n| < 2^(b−1). s is the largest |x| / (2^(b−1) − 1), rounded up to 12 bits, so
+    that s n is exact in float32. The error is s / 2 at most. Where the numbers are whole multiples
+    of another scale already, it is kept, and nothing is lost. Here each n has a byte. Vectors,
+    which are few, are stored in float16, and the shares of `SHARES` in steps of 6 %, a byte each.
 
     Args:
         bits: b, at most 8.
@@ -103,7 +129,10 @@ class Whole(Storage):
 
     def __init__(self, bits: int) -> None:
         self.bits, self.largest = bits, 2 ** (bits - 1) - 1
-        self.name, self.description = f"int{bits}", f"{bits} bits a number, and a scale for each dimension"
+        self.name, self.description = (
+            f"int{bits}",
+            f"{bits} bits a number, and a scale for each dimension",
+        )
 
     def layout(self, shapes: Shapes, learnt: Collection[str]) -> dict[str, Stored]:
         found = {}
@@ -138,14 +167,23 @@ class Whole(Storage):
         return found
 
     def scales(self, tensors: Tensors) -> dict[str, Tensor]:
-        matrices = {name: x.detach().float() for name, x in tensors.items() if x.is_floating_point() and x.dim() > 1}
-        return {name: self._scale(x.movedim(_dimensions(name), -1).flatten(0, -2)) for name, x in matrices.items()}
+        matrices = {
+            name: x.detach().float()
+            for name, x in tensors.items()
+            if x.is_floating_point() and x.dim() > 1
+        }
+        return {
+            name: self._scale(x.movedim(_dimensions(name), -1).flatten(0, -2))
+            for name, x in matrices.items()
+        }
 
     def _scale(self, x: Tensor) -> Tensor:
         """s (k,) of numbers (n, k)."""
         peak = x.abs().amax(0)
         mantissa, exponent = torch.frexp(peak / self.largest)
-        widest = torch.ldexp((mantissa * 2**self._BITS).ceil() / 2**self._BITS, exponent).clamp(min=self._SMALLEST)
+        widest = torch.ldexp((mantissa * 2**self._BITS).ceil() / 2**self._BITS, exponent).clamp(
+            min=self._SMALLEST
+        )
         found, known = widest, ((x / widest).round() * widest == x).all(0)
         divisor = _common_divisor(x)
         for part in range(1, self.largest + 1):  # a fraction of it may fit into the type of scales
@@ -176,7 +214,9 @@ class Whole(Storage):
         return tuple(shape)
 
     def _packed(self, name: str, whole: Tensor) -> Tensor:
-        """The file's tensor, of whole numbers (…, k) in int8, or of the steps (V,) of shares in uint8."""
+        """The file's tensor, of whole numbers (…, k) in int8, or of the steps (V,) of shares in
+        uint8.
+        """
         return whole.movedim(-1, _dimensions(name)).contiguous()
 
     def _unpacked(self, name: str, packed: Tensor, shape: Sequence[int]) -> Tensor:
@@ -185,9 +225,11 @@ class Whole(Storage):
 
 
 class Packed(Whole):
-    """As `Whole`, without the bits that no number needs: those of the e dimensions of a position or of an entry follow each other.
+    """As `Whole`, without the bits that no number needs: those of the e dimensions of a position or
+    of an entry follow each other.
 
-    The file holds n + 2^(b−1), the highest bit first, in ⌈e b / 8⌉ bytes, which are the last axis: latents (μ, ξ, ·), decoder (V, ·).
+    The file holds n + 2^(b−1), the highest bit first, in ⌈e b / 8⌉ bytes, which are the last axis:
+    latents (μ, ξ, ·), decoder (V, ·).
     """
 
     types = frozenset({"U8"})
@@ -203,21 +245,27 @@ class Packed(Whole):
             return whole
         rows = (whole.cpu() + 2 ** (self.bits - 1)).to(torch.uint8).numpy()
         bits = np.unpackbits(rows[..., None], axis=-1)[..., 8 - self.bits :]
-        return torch.from_numpy(np.packbits(bits.reshape(*rows.shape[:-1], -1), axis=-1)).to(whole.device)
+        return torch.from_numpy(np.packbits(bits.reshape(*rows.shape[:-1], -1), axis=-1)).to(
+            whole.device
+        )
 
     def _unpacked(self, name: str, packed: Tensor, shape: Sequence[int]) -> Tensor:
         if name == SHARES:
             return packed
         dimensions = shape[_dimensions(name)]
         bits = np.unpackbits(packed.cpu().numpy(), axis=-1, count=dimensions * self.bits)
-        rows = np.packbits(bits.reshape(*packed.shape[:-1], dimensions, self.bits), axis=-1)[..., 0] >> (8 - self.bits)
+        rows = np.packbits(bits.reshape(*packed.shape[:-1], dimensions, self.bits), axis=-1)[
+            ..., 0
+        ] >> (8 - self.bits)
         return torch.from_numpy(rows).to(packed.device, torch.int8) - 2 ** (self.bits - 1)
 
 
 class Coded(Packed):
-    """As `Whole`, with the n of a dimension one after the other, in about as many bits as their entropy: zlib codes them by Huffman's method.
+    """As `Whole`, with the n of a dimension one after the other, in about as many bits as their
+    entropy: zlib codes them by Huffman's method.
 
-    A training with a penalty on |n| (`farzi_hf.distillation.packing`) makes them small, so that they need few bits. Scales are in float16.
+    A training with a penalty on |n| (`farzi_hf.distillation.packing`) makes them small, so that
+    they need few bits. Scales are in float16.
     """
 
     _SMALLEST, _BITS, _TYPE = 2.0**-14, 11, torch.float16
@@ -225,12 +273,16 @@ class Coded(Packed):
     def __init__(self, bits: int) -> None:
         super().__init__(bits)
         self.name = f"coded{bits}"
-        self.description = f"at most {bits} bits a number, coded by their entropy, and a scale for each dimension"
+        self.description = (
+            f"at most {bits} bits a number, coded by their entropy, and a scale for each dimension"
+        )
 
     def loaded(self, stored: Tensors, shapes: Shapes) -> dict[str, Tensor]:
         size, count = sum(x.numel() for x in stored.values()), sum(map(math.prod, shapes.values()))
         if count > _FREE + _RATIO * size:
-            raise ValueError(f"{size:,} bytes cannot hold {count:,} numbers of a training; fetch it again")
+            raise ValueError(
+                f"{size:,} bytes cannot hold {count:,} numbers of a training; fetch it again"
+            )
         return super().loaded(stored, shapes)
 
     def _shape(self, name: str, shape: Sequence[int]) -> None:
@@ -242,17 +294,27 @@ class Coded(Packed):
     def _unpacked(self, name: str, packed: Tensor, shape: Sequence[int]) -> Tensor:
         rows = list(shape)
         dimension = rows.pop(_dimensions(name))
-        whole = _inflated(name, packed, np.uint8 if name == SHARES else np.int8, dimension * math.prod(rows))
-        if name != SHARES and whole.numel() and not -self.largest <= whole.min() <= whole.max() <= self.largest:
+        whole = _inflated(
+            name, packed, np.uint8 if name == SHARES else np.int8, dimension * math.prod(rows)
+        )
+        if (
+            name != SHARES
+            and whole.numel()
+            and not -self.largest <= whole.min() <= whole.max() <= self.largest
+        ):
             raise ValueError(f"{name} holds numbers of more than {self.bits} bits; fetch it again")
         return whole.view(dimension, *rows).movedim(0, -1)
 
 
 def _deflated(numbers: Tensor) -> Tensor:
-    """The bytes of integers of one byte, coded: by frequency alone, or with repetitions too, whichever is less."""
+    """The bytes of integers of one byte, coded: by frequency alone, or with repetitions too,
+    whichever is less.
+    """
     content, found = numbers.cpu().contiguous().numpy().tobytes(), []
     for strategy in (zlib.Z_HUFFMAN_ONLY, zlib.Z_DEFAULT_STRATEGY):
-        coder = zlib.compressobj(9, zlib.DEFLATED, -15, 7, strategy)  # 7: code words for some thousands of numbers
+        coder = zlib.compressobj(
+            9, zlib.DEFLATED, -15, 7, strategy
+        )  # 7: code words for some thousands of numbers
         found.append(coder.compress(content) + coder.flush())
     return torch.frombuffer(bytearray(min(found, key=len)), dtype=torch.uint8).to(numbers.device)
 
@@ -263,16 +325,24 @@ def _inflated(name: str, coded: Tensor, kind: Any, count: int) -> Tensor:
     try:
         content = coder.decompress(coded.cpu().numpy().tobytes(), count + 1)
     except zlib.error as error:
-        raise ValueError(f"{name} cannot be decoded ({error}); the file is damaged, fetch it again") from None
+        raise ValueError(
+            f"{name} cannot be decoded ({error}); the file is damaged, fetch it again"
+        ) from None
     if len(content) != count or not coder.eof or coder.unused_data:
-        raise ValueError(f"{name} does not hold the {count:,} numbers that config.json says; fetch it again")
+        raise ValueError(
+            f"{name} does not hold the {count:,} numbers that config.json says; fetch it again"
+        )
     return torch.from_numpy(np.frombuffer(content, kind).copy()).to(coded.device)
 
 
 def _common_divisor(x: Tensor) -> Tensor:
-    """(k,): the largest number of which all numbers (n, k) of a column are whole multiples; 0 where there is none in 60 bits."""
+    """(k,): the largest number of which all numbers (n, k) of a column are whole multiples; 0 where
+    there is none in 60 bits.
+    """
     mantissa, exponent = np.frexp(x.cpu().numpy().astype(np.float64))
-    last = np.where(mantissa == 0, 10**4, exponent).min(axis=0, initial=10**4)  # of the smallest number
+    last = np.where(mantissa == 0, 10**4, exponent).min(
+        axis=0, initial=10**4
+    )  # of the smallest number
     shift = np.where(mantissa == 0, 0, exponent - last)
     whole = np.round(mantissa * 2**24).astype(np.int64) << np.minimum(shift, 36)
     found = np.gcd.reduce(whole, axis=0)
@@ -281,18 +351,24 @@ def _common_divisor(x: Tensor) -> Tensor:
 
 
 def _dimensions(name: str) -> int:
-    """The axis of the d, e or k dimensions: the first of a decoder (e, V), the last of latents (μ, ξ, e) and of a teacher's matrices."""
+    """The axis of the d, e or k dimensions: the first of a decoder (e, V), the last of latents (μ,
+    ξ, e) and of a teacher's matrices.
+    """
     return 0 if name in ("decoder", "label_decoder") else -1
 
 
-STORAGES: dict[str, Storage] = {x.name: x for x in (Storage(), Whole(8), *map(Packed, (6, 5, 4)), *map(Coded, (6, 5, 4, 3, 2)))}
+STORAGES: dict[str, Storage] = {
+    x.name: x for x in (Storage(), Whole(8), *map(Packed, (6, 5, 4)), *map(Coded, (6, 5, 4, 3, 2)))
+}
 """By the name that `FarziDataConfig.storage` gives them."""
 
 
-# -- the file --------------------------------------------------------------------------------------------------------
+# -- the file --------------------------------------------------------------------------------------
 
 _FILES_LIMIT, _HEADER_LIMIT = 1000, 2**20
-"""The most files of an artefact, and bytes of the header: an honest summary has a hundredth, and each of many names costs time."""
+"""The most files of an artefact, and bytes of the header: an honest summary has a hundredth, and
+each of many names costs time.
+"""
 _ENTRY = "farzi"
 
 
@@ -300,47 +376,78 @@ def write_tensors(path: Path, tensors: Tensors, files: list[str]) -> None:
     """Writes contiguous CPU tensors and the names of the artefact's other files to `path`."""
     facts = {"files": files, "sha256": {name: checksum(tensor) for name, tensor in tensors.items()}}
     path.touch()
-    mode = path.stat().st_mode  # as the umask says; safetensors makes files that only their owner may read
+    mode = (
+        path.stat().st_mode
+    )  # as the umask says; safetensors makes files that only their owner may read
     save_file(dict(tensors), path, metadata={_ENTRY: json.dumps(facts)})
     path.chmod(mode)
 
 
 def listed_files(path: Path) -> list[str]:
-    """The artefact's other files, by their relative paths, as the tensor file `path` lists them. They are not trusted."""
+    """The artefact's other files, by their relative paths, as the tensor file `path` lists them.
+    They are not trusted.
+    """
     with _opened(path) as file:
         return read_metadata(file.metadata() or {}, path)[0]
 
 
 def read_metadata(metadata: Mapping[str, str], path: Path) -> tuple[list[str], Mapping[str, str]]:
-    """The listed files, and the `checksum` of each tensor, from the metadata of the file `path`; nothing where there is no entry."""
+    """The listed files, and the `checksum` of each tensor, from the metadata of the file `path`;
+    nothing where there is no entry.
+    """
     facts = parse_mapping(metadata.get(_ENTRY, "{}").encode(), path)
     files, checksums = facts.get("files", []), facts.get("sha256", {})
-    if not (isinstance(files, list) and all(isinstance(name, str) for name in files) and isinstance(checksums, dict)):
-        raise ValueError(f"{path} says of itself {facts!r:.80}, which no summary does; fetch it again")
+    if not (
+        isinstance(files, list)
+        and all(isinstance(name, str) for name in files)
+        and isinstance(checksums, dict)
+    ):
+        raise ValueError(
+            f"{path} says of itself {facts!r:.80}, which no summary does; fetch it again"
+        )
     if len(files) > _FILES_LIMIT:
-        raise ValueError(f"{path} lists {len(files):,} files, more than {_FILES_LIMIT:,}; do not trust it")
+        raise ValueError(
+            f"{path} lists {len(files):,} files, more than {_FILES_LIMIT:,}; do not trust it"
+        )
     return files, checksums
 
 
 def load_tensors(path: Path, layout: Mapping[str, Stored]) -> dict[str, Tensor]:
-    """The tensors in the file `path`, or a ValueError: they have to be those of `layout`, as they were saved, with floats of one type."""
+    """The tensors in the file `path`, or a ValueError: they have to be those of `layout`, as they
+    were saved, with floats of one type.
+    """
     with _opened(path) as file:
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 — it is no mapping
-        found = {name: Stored(tuple(x.get_shape()), frozenset({x.get_dtype()})) for name, x in slices.items()}
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        found = {
+            name: Stored(tuple(x.get_shape()), frozenset({x.get_dtype()}))
+            for name, x in slices.items()
+        }
         for name in dict.fromkeys((*layout, *found)):
             has, wants = found.get(name), layout.get(name)
-            fits = has and wants and (has.shape == wants.shape or (wants.shape is None and len(has.shape) == 1))
+            fits = (
+                has
+                and wants
+                and (has.shape == wants.shape or (wants.shape is None and len(has.shape) == 1))
+            )
             if not (fits and has.dtypes <= wants.dtypes):
                 told = f"where config.json says {wants or 'nothing'}"
-                raise ValueError(f"{path} has {name!r:.200} {has or 'missing'}, {told}; fetch both again")
+                raise ValueError(
+                    f"{path} has {name!r:.200} {has or 'missing'}, {told}; fetch both again"
+                )
         types = {slices[name].get_dtype() for name, part in layout.items() if part.dtypes == FLOATS}
         if len(types) > 1:
-            raise ValueError(f"{path} holds floats of several types, {', '.join(sorted(types))}; fetch it again")
-        tensors = {name: file.get_tensor(name).clone() for name in layout}  # the file may be replaced or truncated
+            raise ValueError(
+                f"{path} holds floats of several types, {', '.join(sorted(types))}; fetch it again"
+            )
+        tensors = {
+            name: file.get_tensor(name).clone() for name in layout
+        }  # the file may be replaced or truncated
         checksums = read_metadata(file.metadata() or {}, path)[1]
     for name, tensor in tensors.items():
         if name in checksums and checksums[name] != checksum(tensor):
-            raise ValueError(f"{name} in {path} has another checksum than it was saved with; fetch it again")
+            raise ValueError(
+                f"{name} in {path} has another checksum than it was saved with; fetch it again"
+            )
     return tensors
 
 
@@ -362,9 +469,14 @@ def _opened(path: Path) -> Iterator[safe_open]:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
     if size > _HEADER_LIMIT:
-        raise ValueError(f"{path} has a header of {size:,} bytes, of which {_HEADER_LIMIT:,} are read; fetch it again")
+        raise ValueError(
+            f"{path} has a header of {size:,} bytes, of which {_HEADER_LIMIT:,} are read; fetch it"
+            " again"
+        )
     try:
         with safe_open(path, framework="pt") as file:
             yield file
     except SafetensorError as error:
-        raise ValueError(f"{path} is no readable safetensors file ({error}); it is damaged, fetch it again") from None
+        raise ValueError(
+            f"{path} is no readable safetensors file ({error}); it is damaged, fetch it again"
+        ) from None

@@ -1,7 +1,9 @@
-"""Text of others: read as plain data in bounded time, and written so that no part of it is taken for markup or code.
+"""Text of others: read as plain data in bounded time, and written so that no part of it is taken
+for markup or code.
 
-Reading gives plain data, or a ValueError that names the file. Writing has a function for each language. A reader still sees the same
-characters; only line breaks and other control characters become blanks, or escapes on a terminal.
+Reading gives plain data, or a ValueError that names the file. Writing has a function for each
+language. A reader still sees the same characters; only line breaks and other control characters
+become blanks, or escapes on a terminal.
 """
 
 import json
@@ -14,7 +16,7 @@ from urllib.parse import quote
 import numpy as np
 import yaml
 
-# -- reading ---------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 _DEPTH = 100  # lists and mappings inside each other; ours have five levels
 
@@ -24,23 +26,33 @@ class _PlainLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not read", self.peek_event().start_mark)
+            raise yaml.composer.ComposerError(
+                None, None, "aliases (*name) are not read", self.peek_event().start_mark
+            )
         return super().compose_node(parent, index)
 
 
 def parse(content: bytes, path: Path, kind: str = "JSON") -> Any:
-    """The value in `content`, which was read from `path`. In YAML, the other `kind`, it has to be a value that JSON can hold too."""
+    """The value in `content`, which was read from `path`. In YAML, the other `kind`, it has to be a
+    value that JSON can hold too.
+    """
     try:
         text = content.decode("utf-8")
         level = [value := yaml.load(text, _PlainLoader) if kind == "YAML" else json.loads(text)]
         for _ in range(_DEPTH):
             parts = [part for part in level if isinstance(part, dict | list)]
-            level = [child for part in parts for child in (part.values() if isinstance(part, dict) else part)]
+            level = [
+                child
+                for part in parts
+                for child in (part.values() if isinstance(part, dict) else part)
+            ]
         if level:
             raise RecursionError("it is nested too deep")
         json.dumps(value)  # YAML has dates, sets, bytes, and keys such as lists
     except (ValueError, TypeError, yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"{path} is no readable {kind}: {error}; fetch the file again, or mend it") from None
+        raise ValueError(
+            f"{path} is no readable {kind}: {error}; fetch the file again, or mend it"
+        ) from None
     return value
 
 
@@ -49,28 +61,46 @@ def parse_mapping(content: bytes, path: Path, kind: str = "JSON") -> dict[str, A
     value = parse(content, path, kind)
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return value
-    raise ValueError(f"{path} holds a {type(value).__name__} where a mapping is due; fetch the file again, or mend it")
+    raise ValueError(
+        f"{path} holds a {type(value).__name__} where a mapping is due; fetch the file again, or"
+        " mend it"
+    )
 
 
 _FIGURES = (
-    "data_bytes", "data_bytes_after_xz", "data_sequences", "learner_parameters", "distillation_seconds", "student_seconds",
-    "full_data_seconds", "full_data_steps",
-)  # fmt: skip
+    "data_bytes",
+    "data_bytes_after_xz",
+    "data_sequences",
+    "learner_parameters",
+    "distillation_seconds",
+    "student_seconds",
+    "full_data_seconds",
+    "full_data_steps",
+)
 
 
-def check_results(metrics: Mapping[str, Any], recipe: Mapping[str, Any], of_metrics: str, of_recipe: str) -> None:
-    """Raises ValueError for entries of a type that the card and `farzi show` cannot use; it calls their sources `of_metrics` and `of_recipe`."""
+def check_results(
+    metrics: Mapping[str, Any], recipe: Mapping[str, Any], of_metrics: str, of_recipe: str
+) -> None:
+    """Raises ValueError for entries of a type that the card and `farzi show` cannot use; it calls
+    their sources `of_metrics` and `of_recipe`.
+    """
 
     def is_number(value: Any) -> bool:
         return value is None or (isinstance(value, float | int) and not isinstance(value, bool))
 
     def is_cell(column: str, value: Any) -> bool:
-        values = value if column.endswith("_interval") and isinstance(value, list | tuple) else [value]
+        values = (
+            value if column.endswith("_interval") and isinstance(value, list | tuple) else [value]
+        )
         return not column.endswith(("_std", "_interval")) or all(map(is_number, values))
 
     def is_table(rows: Any) -> bool:
         rows = rows if isinstance(rows, list | tuple) else [None]
-        return all(isinstance(row, Mapping) and row and all(is_cell(*cell) for cell in row.items()) for row in rows)
+        return all(
+            isinstance(row, Mapping) and row and all(is_cell(*cell) for cell in row.items())
+            for row in rows
+        )
 
     def is_figure(value: Any) -> bool:
         return is_number(value) and abs(value or 0) < 1e18  # the card computes with it
@@ -78,19 +108,25 @@ def check_results(metrics: Mapping[str, Any], recipe: Mapping[str, Any], of_metr
     entries = [(of_metrics, metrics, name, is_figure, "not a number") for name in _FIGURES]
     table = "no list of rows, which map columns to values and spreads to numbers"
     entries.append((of_metrics, metrics, "table", is_table, table))
-    for of, values, name in ((of_metrics, metrics, "licence"), (of_recipe, recipe, "input_sequences")):
+    for of, values, name in (
+        (of_metrics, metrics, "licence"),
+        (of_recipe, recipe, "input_sequences"),
+    ):
         entries.append((of, values, name, lambda value: isinstance(value, str | None), "no text"))
     for of, values, name, is_right, reason in entries:
         if name in values and not is_right(values[name]):
-            raise ValueError(f"{of}[{name!r}]={values[name]!r:.200} is {reason}; mend it, or leave it out")
+            raise ValueError(
+                f"{of}[{name!r}]={values[name]!r:.200} is {reason}; mend it, or leave it out"
+            )
 
 
-# -- what is published, and where it is shown ------------------------------------------------------------------------
+# -- what is published, and where it is shown ------------------------------------------------------
 
 
 def without_local_paths(value: Any) -> Any:
-    """`value`, anything JSON can hold, in which absolute paths and paths from a home folder are cut to their last part: `/home/ann/omega` becomes
-    `omega`, because the folders above it name users, machines and projects. Relative paths stay.
+    """`value`, anything JSON can hold, in which absolute paths and paths from a home folder are cut
+    to their last part: `/home/ann/omega` becomes `omega`, because the folders above it name users,
+    machines and projects. Relative paths stay.
     """
     if isinstance(value, Mapping):
         return {name: without_local_paths(part) for name, part in value.items()}
@@ -103,8 +139,11 @@ def without_local_paths(value: Any) -> Any:
     return value
 
 
-# Line breaks of any kind, other controls, marks that change the direction of writing, and halves of surrogate pairs.
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Line breaks of any kind, other controls, marks that change the direction of writing, and halves of
+# surrogate pairs.
+_CONTROLS = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 _MARKUP = re.compile(
     r"[`*\\<>|~$#]"  # anywhere in a text
     r"|&(?=[#\w])"  # the start of an entity
@@ -125,13 +164,19 @@ def one_line(text: str) -> str:
 
 
 def terminal_text(value: Any, most: int = 200) -> str:
-    """`str(value)` in one line of at most `most` characters, without the middle of a longer text; what a terminal would obey or hide is escaped."""
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
+    """`str(value)` in one line of at most `most` characters, without the middle of a longer text;
+    what a terminal would obey or hide is escaped.
+    """
+    text = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value)
+    )
     return text if len(text) <= most else f"{text[: most - most // 2 - 1]}…{text[-(most // 2) :]}"
 
 
 def markdown_text(value: Any) -> Markdown:
-    """`str(value)` in one line, for a paragraph or a table cell. `Markdown` is returned unchanged."""
+    """`str(value)` in one line, for a paragraph or a table cell. `Markdown` is
+    returned unchanged.
+    """
     if isinstance(value, Markdown):
         return value
     return Markdown(_MARKUP.sub(lambda found: _entity(found[0]), one_line(str(value))))
@@ -140,14 +185,18 @@ def markdown_text(value: Any) -> Markdown:
 def markdown_code(text: str) -> Markdown:
     """`text` in the font of code, for a paragraph or a table cell. Blanks at its ends are kept."""
     text = _CONTROLS.sub(" ", text)
-    if not _PLAIN_CODE.fullmatch(text):  # parsers differ in what a bar or a backslash between backticks means
+    if not _PLAIN_CODE.fullmatch(
+        text
+    ):  # parsers differ in what a bar or a backslash between backticks means
         return Markdown(f"<code>{''.join(c if c.isalnum() else _entity(c) for c in text)}</code>")
     blank = " " if text[0] == text[-1] == " " else ""  # Markdown takes one away
     return Markdown(f"`{blank}{text}{blank}`")
 
 
 def markdown_fence(text: str, language: str) -> Markdown:
-    """`text`, which may have several lines, as a block of code. No line of the text can end the block."""
+    """`text`, which may have several lines, as a block of code. No line of the text can end the
+    block.
+    """
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     lines = "\n".join(_CONTROLS.sub(" ", line) for line in text.split("\n"))
     return Markdown(f"{fence}{language}\n{lines}\n{fence}")
@@ -155,15 +204,21 @@ def markdown_fence(text: str, language: str) -> Markdown:
 
 def markdown_image(path: str) -> Markdown:
     """The image at a relative path."""
-    name = re.sub(r"[\[\]]", lambda found: _entity(found[0]), markdown_text(path))  # brackets end the name
+    name = re.sub(
+        r"[\[\]]", lambda found: _entity(found[0]), markdown_text(path)
+    )  # brackets end the name
     return Markdown(f"![{name}]({quote(path, errors='replace')})")
 
 
 def number(value: float, digits: int = 4) -> str:
-    """The value with `digits` significant digits, but with all digits before the point. Never a power of ten: 0.00052, 520, 1,200."""
+    """The value with `digits` significant digits, but with all digits before the point. Never a
+    power of ten: 0.00052, 520, 1,200.
+    """
     if abs(value) >= 10 ** (digits - 1):
         return f"{value:,.0f}"
-    return np.format_float_positional(value, precision=digits, unique=False, fractional=False, trim="-")
+    return np.format_float_positional(
+        value, precision=digits, unique=False, fractional=False, trim="-"
+    )
 
 
 def python_literal(value: Any) -> str:
@@ -174,10 +229,14 @@ def python_literal(value: Any) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes strings of several lines in double quotes, because PyYAML's other styles lose some kinds of line breaks."""
+    """Writes strings of several lines in double quotes, because PyYAML's other styles lose some
+    kinds of line breaks.
+    """
 
     def represent_str(self, text: str) -> yaml.Node:
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if _CONTROLS.search(text) else None)
+        return self.represent_scalar(
+            "tag:yaml.org,2002:str", text, style='"' if _CONTROLS.search(text) else None
+        )
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
@@ -185,11 +244,15 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 def yaml_text(content: Mapping[str, Any]) -> str:
     """`content`, anything JSON can hold, as YAML in the same order."""
-    return yaml.dump(json.loads(json.dumps(content)), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.dump(
+        json.loads(json.dumps(content)), Dumper=_Dumper, sort_keys=False, allow_unicode=True
+    )
 
 
 def as_written(value: Any) -> Any:
-    """`value`, anything JSON can hold, as a file of JSON gives it back: NaN and infinity, which JSON lacks, are strings with their names."""
+    """`value`, anything JSON can hold, as a file of JSON gives it back: NaN and infinity, which
+    JSON lacks, are strings with their names.
+    """
     return json.loads(json.dumps(value), parse_constant=str)
 
 
@@ -210,7 +273,8 @@ def numbers_of(value: Any) -> Any:
 def script_json(value: Any) -> str:
     """`value`, without NaN and infinity, as JSON that is safe between `<script>` tags."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    # A closing tag would end the script, the start of a comment would hide it, and half a surrogate pair is no UTF-8.
+    # A closing tag would end the script, the start of a comment would hide it, and half a surrogate
+    # pair is no UTF-8.
     return re.sub("[<\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

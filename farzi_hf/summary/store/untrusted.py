@@ -1,7 +1,9 @@
-"""Making the tokenizer, the names of items and the learner of an artefact from files that somebody else may have written.
+"""Making the tokenizer, the names of items and the learner of an artefact from files that somebody
+else may have written.
 
-A tokenizer is made of `tokenizer.json` alone, with plain settings from its config: transformers' own loader reads any file that this names.
-A learner is made of plain values of its architecture's own fields, and is first built without numbers, to see what it costs.
+A tokenizer is made of `tokenizer.json` alone, with plain settings from its config: transformers'
+own loader reads any file that this names. A learner is made of plain values of its architecture's
+own fields, and is first built without numbers, to see what it costs.
 """
 
 import hashlib
@@ -18,7 +20,13 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as hooked
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+)
 
 from farzi_hf.data import Vocabulary
 from farzi_hf.models.base import NextItemConfig
@@ -28,48 +36,79 @@ from farzi_hf.summary.store.text import parse, parse_mapping, terminal_text
 
 logger = logging.getLogger(__name__)
 
-# -- the vocabulary --------------------------------------------------------------------------------------------------
+# -- the vocabulary --------------------------------------------------------------------------------
 
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_NAMED_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 _EXTRA_TOKENS = "extra_special_tokens"
 _SETTINGS: dict[str, Any] = {
-    **dict.fromkeys(_NAMED_TOKENS, str), _EXTRA_TOKENS: list, "model_input_names": list, "model_max_length": int,
-    "clean_up_tokenization_spaces": bool, "split_special_tokens": bool,
+    **dict.fromkeys(_NAMED_TOKENS, str),
+    _EXTRA_TOKENS: list,
+    "model_input_names": list,
+    "model_max_length": int,
+    "clean_up_tokenization_spaces": bool,
+    "split_special_tokens": bool,
     **dict.fromkeys(("padding_side", "truncation_side"), ("left", "right")),
-}  # fmt: skip
-"""The settings that are read: their types, list: of texts, or their values. No other entry is looked at."""
+}
+"""The settings that are read: their types, list: of texts, or their values. No other entry is
+looked at.
+"""
 
 
 def save_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
-    """Writes the vocabulary's files into the empty `folder`, without those that are never read. A tokenizer needs a tokenizer.json."""
+    """Writes the vocabulary's files into the empty `folder`, without those that are never read. A
+    tokenizer needs a tokenizer.json.
+    """
     vocabulary.save(folder)
     for path in list(folder.iterdir()):
         if not pattern_of(path.name):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     if (folder / layout.TOKENIZER_CONFIG).exists() and not (folder / layout.TOKENIZER).exists():
-        logger.warning("Saved without the tokenizer, which has no tokenizer.json; set processing_class after loading.")
+        logger.warning(
+            "Saved without the tokenizer, which has no tokenizer.json; set processing_class after"
+            " loading."
+        )
 
 
 def load_vocabulary(artefact: ArtefactFolder, most: int) -> Any:
-    """The tokenizer or the list of at most `most` items saved in an artefact, `None` where it has neither. No code is run. Raises ValueError if the
-    files hold neither, or the tokenizer takes too much time or memory.
+    """The tokenizer or the list of at most `most` items saved in an artefact, `None` where it has
+    neither. No code is run. Raises ValueError if the files hold neither, or the tokenizer takes too
+    much time or memory.
     """
     if artefact.find(layout.TOKENIZER) is not None:
         return _load_tokenizer(artefact)
     if (path := artefact.find(layout.VOCABULARY)) is None:
         if artefact.find(layout.TOKENIZER_CONFIG) is not None:
             logger.warning(
-                "%s has a %s but no %s: the summary is loaded without a tokenizer. Set farzi.processing_class to a tokenizer that has one; "
-                "farzi.save_pretrained then adds it.", artefact.folder, layout.TOKENIZER_CONFIG, layout.TOKENIZER,
-            )  # fmt: skip
+                "%s has a %s but no %s: the summary is loaded without a tokenizer. Set"
+                " farzi.processing_class to a tokenizer that has one; farzi.save_pretrained then"
+                " adds it.",
+                artefact.folder,
+                layout.TOKENIZER_CONFIG,
+                layout.TOKENIZER,
+            )
         return None
     content = artefact.read(layout.VOCABULARY)
-    parts = content.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"', 4 * most)  # every second one is a name
+    parts = (
+        content.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"', 4 * most)
+    )  # every second one is a name
     if b"".join(parts[::2]).count(b",") >= 2 * most:  # before they take memory
-        raise ValueError(f"{path} has far more than the {most:,} entries of config.json; fetch it again")
+        raise ValueError(
+            f"{path} has far more than the {most:,} entries of config.json; fetch it again"
+        )
     names = parse(content, path)
     if not _fits(names, list):
-        raise ValueError(f"{path} is no list of strings, the names of the items; fetch the file again, or mend it")
+        raise ValueError(
+            f"{path} is no list of strings, the names of the items; fetch the file again, or"
+            " mend it"
+        )
     return names
 
 
@@ -82,19 +121,24 @@ def _load_tokenizer(artefact: ArtefactFolder) -> Any:
     content = artefact.read(layout.TOKENIZER)
     try:
         _try_out(content)
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(content.decode("utf-8")), **settings)
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer.from_str(content.decode("utf-8")), **settings
+        )
         known = tokenizer.get_added_vocab()
         tokenizer.extra_special_tokens = [token for token in dict.fromkeys(extra) if token in known]
     except Exception as error:  # a parser of other people's files can raise anything
         raise ValueError(
-            f"no tokenizer can be made of {artefact.path(layout.TOKENIZER)} ({type(error).__name__}: {error}); fetch it again, or remove "
-            "the tokenizer's files and set processing_class to a tokenizer of your own"
+            f"no tokenizer can be made of {artefact.path(layout.TOKENIZER)}"
+            f" ({type(error).__name__}: {error}); fetch it again, or remove the tokenizer's files"
+            " and set processing_class to a tokenizer of your own"
         ) from error
     return tokenizer
 
 
 def _settings(artefact: ArtefactFolder) -> dict[str, Any]:
-    """The settings that `_SETTINGS` knows. Special tokens become plain text: tokenizer.json has their details."""
+    """The settings that `_SETTINGS` knows. Special tokens become plain text: tokenizer.json has
+    their details.
+    """
     if (path := artefact.find(layout.TOKENIZER_CONFIG)) is None:
         return {}
 
@@ -108,17 +152,21 @@ def _settings(artefact: ArtefactFolder) -> dict[str, Any]:
             value = list(map(content, value.values() if isinstance(value, dict) else value))
         found[key] = content(value) if key in _NAMED_TOKENS else value
         if not _fits(found[key], _SETTINGS[key]):
-            raise ValueError(f"{path} has {key}={ascii(value)[:80]}, which is no such setting; mend or remove it")
+            raise ValueError(
+                f"{path} has {key}={ascii(value)[:80]}, which is no such setting; mend or remove it"
+            )
     return found
 
 
 def _fits(value: Any, kind: Any) -> bool:
     if isinstance(kind, tuple):
         return value in kind
-    return type(value) is kind and (kind is not list or all(isinstance(part, str) for part in value))
+    return type(value) is kind and (
+        kind is not list or all(isinstance(part, str) for part in value)
+    )
 
 
-# -- the trial of a tokenizer ----------------------------------------------------------------------------------------
+# -- the trial of a tokenizer ----------------------------------------------------------------------
 
 _SECONDS = 3  # on the processor: a vocabulary of 260,000 entries takes one
 _TIMEOUT = 60.0  # seconds on the clock: other programs may keep the processor busy
@@ -126,7 +174,9 @@ _SOUND: set[bytes] = set()  # SHA-256 of each tokenizer.json that has passed in 
 
 
 def _try_out(content: bytes) -> None:
-    """Makes and uses the tokenizer in another process, or raises ValueError: a bad file can end the process that reads it."""
+    """Makes and uses the tokenizer in another process, or raises ValueError: a bad file can end the
+    process that reads it.
+    """
     import tokenizers
 
     digest = hashlib.sha256(content).digest()
@@ -136,16 +186,25 @@ def _try_out(content: bytes) -> None:
     limits = [str(Path(tokenizers.__file__).parents[1]), str(memory), str(_SECONDS)]
     command = [sys.executable, "-I", "-B", "-c", f"{_SOURCE}_trial()", *limits]
     quiet = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(command, input=content, capture_output=True, timeout=_TIMEOUT, env=quiet, check=False)
+    done = subprocess.run(
+        command, input=content, capture_output=True, timeout=_TIMEOUT, env=quiet, check=False
+    )
     if done.returncode < 0:
-        raise ValueError(f"it takes more than {_SECONDS} s, more than {memory / 2**20:.0f} MiB, or crashes its reader")
+        raise ValueError(
+            f"it takes more than {_SECONDS} s, more than {memory / 2**20:.0f} MiB, or crashes its"
+            " reader"
+        )
     if done.returncode:
-        raise ValueError(ascii(done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:])[2:-2])
+        raise ValueError(
+            ascii(done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:])[2:-2]
+        )
     _SOUND.add(digest)
 
 
 def _trial() -> None:
-    """What the other process runs, without an import of ours: it uses the tokenizer on stdin, or ends with one line that says why not."""
+    """What the other process runs, without an import of ours: it uses the tokenizer on stdin, or
+    ends with one line that says why not.
+    """
     import sys
     from contextlib import suppress
 
@@ -175,7 +234,7 @@ def _trial() -> None:
 _SOURCE = inspect.getsource(_trial)
 
 
-# -- the learner -----------------------------------------------------------------------------------------------------
+# -- the learner -----------------------------------------------------------------------------------
 
 _NAMING = {"auto_map", "name_or_path", "_name_or_path", "code_revision", "trust_remote_code"}
 NOT_SHOWN = {"model_type", "transformers_version", "architectures", "use_cache"}
@@ -184,7 +243,8 @@ _FIELDS_OF_ALL = {field.name for field in fields(PreTrainedConfig)}
 _SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 _NUMBERS, _TENSORS, _LAYERS, _INTEGER, _FLOAT = 10**9, 5000, 1000, 10**7, 1e12
-"""Limits of a learner that somebody else chose: its numbers and tensors, and each of its settings."""
+"""Limits of a learner that somebody else chose: its numbers and tensors, and each of its settings.
+"""
 
 
 def _leaves(value: Any) -> list[Any]:
@@ -193,8 +253,9 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def plain_learner(value: Any, name: str) -> Any:
-    """`value`, the config of a model, or several, without entries that name code, files or repositories: `_NAMING`, and all texts with a slash. A
-    warning names each by `name` and its own key; configs may contain configs.
+    """`value`, the config of a model, or several, without entries that name code, files or
+    repositories: `_NAMING`, and all texts with a slash. A warning names each by `name` and its own
+    key; configs may contain configs.
     """
     if isinstance(value, list):
         return [plain_learner(part, f"{name}[{i}]") for i, part in enumerate(value)]
@@ -204,42 +265,71 @@ def plain_learner(value: Any, name: str) -> Any:
     for key, part in value.items():
         texts = [text for text in _leaves(part) if isinstance(text, str)]
         full = f"{name}.{ascii(key)[1:-1]}"
-        if key in _NAMING or (key != "model_type" and any("/" in text or "\\" in text for text in texts)):
-            logger.warning("%s is left out: it may name code or files elsewhere, which are never fetched.", full)
+        if key in _NAMING or (
+            key != "model_type" and any("/" in text or "\\" in text for text in texts)
+        ):
+            logger.warning(
+                "%s is left out: it may name code or files elsewhere, which are never fetched.",
+                full,
+            )
         else:
             kept[key] = plain_learner(part, full)
     return kept
 
 
-def sizes_of(learner: Mapping[str, Any], config: PreTrainedConfig, vocabulary: Vocabulary) -> dict[str, int | None]:
-    """The fields of a learner that follow from the summary. Recipes may leave them out, and those of this project do."""
+def sizes_of(
+    learner: Mapping[str, Any], config: PreTrainedConfig, vocabulary: Vocabulary
+) -> dict[str, int | None]:
+    """The fields of a learner that follow from the summary. Recipes may leave them out, and those
+    of this project do.
+    """
     kind = learner["model_type"]
     if kind in CONFIG_MAPPING and issubclass(CONFIG_MAPPING[kind], NextItemConfig):
-        return {"num_items": config.vocab_size - 1, "max_length": learner.get("max_length", config.sequence_length)}
+        return {
+            "num_items": config.vocab_size - 1,
+            "max_length": learner.get("max_length", config.sequence_length),
+        }
     if "vocab_size" in learner:  # a whole config
         return {"vocab_size": config.vocab_size}
     ids = vocabulary.special_ids(_SPECIAL_TOKENS)
-    return {"vocab_size": config.vocab_size, **{name: learner.get(name, ids[name]) for name in _SPECIAL_TOKENS}}
+    return {
+        "vocab_size": config.vocab_size,
+        **{name: learner.get(name, ids[name]) for name in _SPECIAL_TOKENS},
+    }
 
 
 def learner_config(
-    learner: Any, config: PreTrainedConfig, vocabulary: Vocabulary, source: str, remedy: str = "give --learner"
+    learner: Any,
+    config: PreTrainedConfig,
+    vocabulary: Vocabulary,
+    source: str,
+    remedy: str = "give --learner",
 ) -> PreTrainedConfig:
-    """The config of a learner over the summary's vocabulary; without a learner, of a small one. Raises ValueError if no model can be made of it, or
-    one beyond the limits.
+    """The config of a learner over the summary's vocabulary; without a learner, of a small one.
+    Raises ValueError if no model can be made of it, or one beyond the limits.
 
-    Only plain values of the architecture's own fields count: what else a config can hold (code, names of files and repositories, configs
-    inside it) is left out with a warning. An error calls it `source`, and ends with `remedy`.
+    Only plain values of the architecture's own fields count: what else a config can hold (code,
+    names of files and repositories, configs inside it) is left out with a warning. An error calls
+    it `source`, and ends with `remedy`.
     """
     learner = vocabulary.small_learner if learner in (None, {}) else learner
     kind = learner.get("model_type") if isinstance(learner, Mapping) else None
     known = isinstance(kind, str) and kind in CONFIG_MAPPING
     if not known or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         named = f" (model_type={kind!r:.80})" if isinstance(learner, Mapping) else ""
-        raise ValueError(f"{source}={learner!r:.200}{named} has no model_type of a causal language model; {remedy}")
-    plain = {name: value for name, value in learner.items() if _is_plain(CONFIG_MAPPING[kind], name, value)}
+        raise ValueError(
+            f"{source}={learner!r:.200}{named} has no model_type of a causal language model;"
+            f" {remedy}"
+        )
+    plain = {
+        name: value
+        for name, value in learner.items()
+        if _is_plain(CONFIG_MAPPING[kind], name, value)
+    }
     if left := sorted(learner.keys() - plain.keys() - NOT_SHOWN - _FIELDS_OF_ALL):
-        logger.warning("%s: %s left out; only an architecture's own fields count.", source, terminal_text(left))
+        logger.warning(
+            "%s: %s left out; only an architecture's own fields count.", source, terminal_text(left)
+        )
     settings = {"model_type": kind, **plain, **sizes_of(learner, config, vocabulary)}
     if (reason := _failure(settings)) is None:
         return AutoConfig.for_model(**settings)
@@ -247,37 +337,59 @@ def learner_config(
 
 
 def _is_plain(kind: type[PreTrainedConfig], name: str, value: Any) -> bool:
-    """Whether this is a field of that architecture, or a number, with a value that holds no config and names no code."""
+    """Whether this is a field of that architecture, or a number, with a value that holds no config
+    and names no code.
+    """
     if name.startswith("rope_"):
         return True
-    if name not in {field.name for field in fields(kind)} - _FIELDS_OF_ALL | {"dtype", *kind.attribute_map}:
+    if name not in {field.name for field in fields(kind)} - _FIELDS_OF_ALL | {
+        "dtype",
+        *kind.attribute_map,
+    }:
         return not hasattr(PreTrainedConfig, name) and isinstance(value, int | float)
     return not any(isinstance(part, Mapping) for part in _leaves(value))
 
 
 def _failure(settings: Mapping[str, Any]) -> str | None:
-    """Why no model can be made with these settings; None where one can. It is built without numbers, and no further than the limits."""
+    """Why no model can be made with these settings; None where one can. It is built without
+    numbers, and no further than the limits.
+    """
     sizes = [0, 0]
 
     def count(module: torch.nn.Module, name: str, tensor: torch.Tensor | None) -> None:
         sizes[0] += 0 if tensor is None else tensor.numel()
         sizes[1] += 1
         if sizes[0] > _NUMBERS or sizes[1] > _TENSORS:
-            raise ValueError(f"it has more than {_NUMBERS:,} numbers, or more than {_TENSORS:,} tensors")
+            raise ValueError(
+                f"it has more than {_NUMBERS:,} numbers, or more than {_TENSORS:,} tensors"
+            )
 
-    registers = (hooked.register_module_parameter_registration_hook, hooked.register_module_buffer_registration_hook)
+    registers = (
+        hooked.register_module_parameter_registration_hook,
+        hooked.register_module_buffer_registration_hook,
+    )
     hooks = [register(count) for register in registers]
     try:
         if settings.get("dtype") not in (None, *_DTYPES):
             raise ValueError(f"dtype is none of {', '.join(_DTYPES)}")
         for name, value in settings.items():
-            nested = isinstance(value, list) and value != _leaves(value)  # GPT-Neo's lists say how often to repeat a layer
+            nested = isinstance(value, list) and value != _leaves(
+                value
+            )  # GPT-Neo's lists say how often to repeat a layer
             for x in _leaves(value):
-                limit = _FLOAT if isinstance(x, float) else _LAYERS if "layer" in name or nested else _INTEGER
+                limit = (
+                    _FLOAT
+                    if isinstance(x, float)
+                    else _LAYERS
+                    if "layer" in name or nested
+                    else _INTEGER
+                )
                 if isinstance(x, int | float) and not abs(x) <= limit:
                     raise ValueError(f"{name} is more than {limit:,.0f}")
         with torch.device("meta"):
-            AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), trust_remote_code=False)
+            AutoModelForCausalLM.from_config(
+                AutoConfig.for_model(**settings), trust_remote_code=False
+            )
     except Exception as error:  # each architecture fails in its own way
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
     finally:

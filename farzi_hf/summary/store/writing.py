@@ -1,4 +1,5 @@
-"""Writing the artefact: the files of a summary on disk, and so in its dataset repository. They are written all or not at all.
+"""Writing the artefact: the files of a summary on disk, and so in its dataset repository. They are
+written all or not at all.
 
 The page "The artefact" of the documentation lists them.
 """
@@ -21,7 +22,14 @@ from farzi_hf.summary.store import folder as layout
 from farzi_hf.summary.store.card import SHOWN, Contents, greedy_texts, render_card, tables_of
 from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of, replace_files
 from farzi_hf.summary.store.tensor_file import STORAGES
-from farzi_hf.summary.store.text import check_results, json_text, numbers_of, parse_mapping, script_json, yaml_text
+from farzi_hf.summary.store.text import (
+    check_results,
+    json_text,
+    numbers_of,
+    parse_mapping,
+    script_json,
+    yaml_text,
+)
 from farzi_hf.summary.store.untrusted import plain_learner, save_vocabulary
 
 _AT_ONCE = 1000  # sequences that are decoded at the same time
@@ -34,7 +42,8 @@ class Results:
 
     Attributes:
         metrics: figures and facts, see `card.render_card`; `metrics.json`. Anything JSON can hold.
-        recipe: everything needed to distil the summary again; `recipe.yaml`. Anything JSON can hold.
+        recipe: everything needed to distil the summary again; `recipe.yaml`. Anything JSON can
+            hold.
         plots: the contents of image files by name; the folder `plots`.
     """
 
@@ -44,7 +53,9 @@ class Results:
 
 
 def write_artefact(contents: Contents, folder: Path, results: Results) -> None:
-    """Writes the whole artefact into `folder`, atomically; see `folder.replace_files`. Empty metrics, recipe or plots get no file."""
+    """Writes the whole artefact into `folder`, atomically; see `folder.replace_files`. Empty
+    metrics, recipe or plots get no file.
+    """
 
     def write(staging: Path) -> None:
         save_vocabulary(contents.vocabulary, staging)
@@ -67,33 +78,57 @@ def write_artefact(contents: Contents, folder: Path, results: Results) -> None:
                 (staging / name).write_text(text, encoding="utf-8")
 
     tensors = {name: tensor.detach().cpu() for name, tensor in contents.tensors.items()}
-    stored = {name: tensor.contiguous() for name, tensor in STORAGES[contents.config.storage].stored(tensors).items()}
+    stored = {
+        name: tensor.contiguous()
+        for name, tensor in STORAGES[contents.config.storage].stored(tensors).items()
+    }
     replace_files(folder, write, stored)
 
 
 def load_results(artefact: ArtefactFolder) -> Results:
-    """The metrics, recipe and plots of an artefact; a ValueError where a file holds something else, or is too large."""
+    """The metrics, recipe and plots of an artefact; a ValueError where a file holds something else,
+    or is too large.
+    """
     metrics, recipe = (
-        {} if (path := artefact.find(name)) is None else parse_mapping(artefact.read(name), path, kind)
+        (
+            {}
+            if (path := artefact.find(name)) is None
+            else parse_mapping(artefact.read(name), path, kind)
+        )
         for name, kind in ((layout.METRICS, "JSON"), (layout.RECIPE, "YAML"))
     )
     metrics, of_recipe = numbers_of(metrics), str(artefact.folder / layout.RECIPE)
     check_results(metrics, recipe, str(artefact.folder / layout.METRICS), of_recipe)
     for name in {"learner", "teacher"} & recipe.keys():
         recipe[name] = plain_learner(recipe[name], f"{of_recipe}: {name}")
-    paths = {name: artefact.find(name) for name in artefact.names if name.startswith(f"{layout.PLOTS}/")}
+    paths = {
+        name: artefact.find(name) for name in artefact.names if name.startswith(f"{layout.PLOTS}/")
+    }
     _check_plots(filter(None, paths.values()), str(artefact.folder / layout.PLOTS))
-    plots = {name.removeprefix(f"{layout.PLOTS}/"): artefact.read(name) for name, path in paths.items() if path}
+    plots = {
+        name.removeprefix(f"{layout.PLOTS}/"): artefact.read(name)
+        for name, path in paths.items()
+        if path
+    }
     return Results(metrics, recipe, plots)
 
 
 def read_plots(paths: Sequence[str | os.PathLike]) -> dict[str, bytes]:
-    """The contents of image files by name, as `Results` has them; a ValueError where one is no image, has a name of another, or is too large."""
+    """The contents of image files by name, as `Results` has them; a ValueError where one is no
+    image, has a name of another, or is too large.
+    """
     plots: dict[str, bytes] = {}
     _check_plots(map(Path, paths), "plots")
     for path in map(Path, paths):
-        if not pattern_of(f"{layout.PLOTS}/{path.name}") or path.name in plots or not path.is_file():
-            raise ValueError(f"plots has {str(path)!r}; give image files, each with a name of its own, like curve.png")
+        if (
+            not pattern_of(f"{layout.PLOTS}/{path.name}")
+            or path.name in plots
+            or not path.is_file()
+        ):
+            raise ValueError(
+                f"plots has {str(path)!r}; give image files, each with a name of its own, like"
+                " curve.png"
+            )
         plots[path.name] = path.read_bytes()
     return plots
 
@@ -101,20 +136,31 @@ def read_plots(paths: Sequence[str | os.PathLike]) -> dict[str, bytes]:
 def _check_plots(paths: Iterable[Path], source: str) -> None:
     """Raises ValueError if images are together too large to be read."""
     if (size := sum(path.stat().st_size for path in paths)) > layout.PLOTS_LIMIT:
-        raise ValueError(f"{source} has images of {size:,} bytes, more than the {layout.PLOTS_LIMIT:,} that are read; give fewer")
+        raise ValueError(
+            f"{source} has images of {size:,} bytes, more than the {layout.PLOTS_LIMIT:,} that are"
+            " read; give fewer"
+        )
 
 
 def rows_table(tensors: Mapping[str, Tensor]) -> pa.Table:
-    """μ rows for a Trainer: `input_ids`, latents (ξ, d) or ids (ξ,), and `labels` (ξ, e) where labels are own, (ξ, 0) where a teacher labels."""
+    """μ rows for a Trainer: `input_ids`, latents (ξ, d) or ids (ξ,), and `labels` (ξ, e) where
+    labels are own, (ξ, 0) where a teacher labels.
+    """
     inputs = tensors["latents"] if "latents" in tensors else tensors["input_ids"]
-    labels = tensors.get("label_latents", torch.empty(*inputs.shape[:2], 0) if "latents" not in tensors else None)
-    return pa.table({"input_ids": _lists(inputs)} | ({} if labels is None else {"labels": _lists(labels)}))
+    labels = tensors.get(
+        "label_latents", torch.empty(*inputs.shape[:2], 0) if "latents" not in tensors else None
+    )
+    return pa.table(
+        {"input_ids": _lists(inputs)} | ({} if labels is None else {"labels": _lists(labels)})
+    )
 
 
 def _lists(numbers: Tensor) -> pa.Array:
     """(n, …) as n fixed-size lists, of lists where there are more axes; in float32 or int64."""
     numbers = numbers.detach().cpu()
-    found = pa.array((numbers.float() if numbers.is_floating_point() else numbers.long()).reshape(-1).numpy())
+    found = pa.array(
+        (numbers.float() if numbers.is_floating_point() else numbers.long()).reshape(-1).numpy()
+    )
     for axis in reversed(range(1, numbers.dim())):
         if numbers.shape[axis] == 0:
             found = pa.array([[]] * numbers.shape[:axis].numel(), pa.list_(pa.float32(), 0))
@@ -131,10 +177,17 @@ def _tables(contents: Contents) -> dict[str, pa.Table]:
     texts, parts = [], []
     for start in range(0, len(decoded), _AT_ONCE):
         sequences = decoded[start : start + _AT_ONCE]
-        rows = [{"sequence": i, "position": j, **x} for i, row in enumerate(sequences, start) for j, x in enumerate(row)]
+        rows = [
+            {"sequence": i, "position": j, **x}
+            for i, row in enumerate(sequences, start)
+            for j, x in enumerate(row)
+        ]
         parts.append(pa.Table.from_pylist(rows))
         texts += greedy_texts(vocabulary, sequences) if vocabulary.named else []
-    first, text = {"index": pa.array(range(len(decoded)))}, {"text": pa.array(texts)} if vocabulary.named else {}
+    first, text = (
+        {"index": pa.array(range(len(decoded)))},
+        {"text": pa.array(texts)} if vocabulary.named else {},
+    )
     entries = {"id": range(size := contents.config.vocab_size)}
     entries |= {"token": vocabulary.names(size)} if vocabulary.named else {}
     tables = {"tokens": pa.concat_tables(parts)}
@@ -144,12 +197,16 @@ def _tables(contents: Contents) -> dict[str, pa.Table]:
     if "label_latents" in tensors:
         ids = {"input_ids": _lists(tensors["input_ids"]), **text} if "input_ids" in tensors else {}
         tables["labels"] = pa.table({**first, "labels": _lists(tensors["label_latents"]), **ids})
-        tables["label_decoder"] = pa.table({**entries, "decoder": _lists(tensors["label_decoder"].T)})
+        tables["label_decoder"] = pa.table(
+            {**entries, "decoder": _lists(tensors["label_decoder"].T)}
+        )
     return {name: tables[name] for name in tables_of(tensors)}
 
 
 def _rows_shown(contents: Contents) -> pa.Table:
-    """The first rows of a summary that carries a teacher: ids, their text, and the likeliest labels of each position."""
+    """The first rows of a summary that carries a teacher: ids, their text, and the likeliest labels
+    of each position.
+    """
     ids, vocabulary = contents.tensors["input_ids"], contents.vocabulary
     texts = {"text": greedy_texts(vocabulary, contents.decoded)} if vocabulary.named else {}
     found = {"index": range(len(ids)), "input_ids": ids.tolist(), **texts}
@@ -159,22 +216,37 @@ def _rows_shown(contents: Contents) -> pa.Table:
 
 
 def render_viewer(contents: Contents) -> str:
-    """`viewer.html` of a summary: of its first `SHOWN` sequences, and of each position the likeliest entries of the soft inputs, or else of the
-    labels. The numbers behind them stay away: those of a wide teacher take more than ten times the summary's bytes."""
+    """`viewer.html` of a summary: of its first `SHOWN` sequences, and of each position the
+    likeliest entries of the soft inputs, or else of the labels. The numbers behind them stay away:
+    those of a wide teacher take more than ten times the summary's bytes.
+    """
     contents = contents.fixed or contents
-    config, tensors, of = contents.config, contents.tensors, "" if "latents" in contents.tensors else "label_"
-    decoded = replace(contents.decoded, vocabulary=Vocabulary(), top_k=_LIKELIEST)[:SHOWN]  # without names, tokens are ids
+    config, tensors, of = (
+        contents.config,
+        contents.tensors,
+        "" if "latents" in contents.tensors else "label_",
+    )
+    decoded = replace(contents.decoded, vocabulary=Vocabulary(), top_k=_LIKELIEST)[
+        :SHOWN
+    ]  # without names, tokens are ids
 
     def of_positions(name: str, kind: str = "<f4") -> str:
         numbers = [[position[of + name] for position in sequence] for sequence in decoded]
         return base64.b64encode(np.asarray(numbers, dtype=kind).tobytes()).decode()
 
     data = {
-        "sequence_length": config.sequence_length, "vocab_size": config.vocab_size, "num_sequences": len(decoded),
-        "all_sequences": config.num_sequences, "latent_dim": tensors[f"{of}latents"].shape[-1], "tau": 1.0 if of else config.tau,
-        "tokens": contents.vocabulary.readable.names(config.vocab_size), "likeliest": min(_LIKELIEST, config.vocab_size),
-        "ids": of_positions("tokens", "<u4"), "probabilities": of_positions("probabilities"), "entropy": of_positions("entropy"),
+        "sequence_length": config.sequence_length,
+        "vocab_size": config.vocab_size,
+        "num_sequences": len(decoded),
+        "all_sequences": config.num_sequences,
+        "latent_dim": tensors[f"{of}latents"].shape[-1],
+        "tau": 1.0 if of else config.tau,
+        "tokens": contents.vocabulary.readable.names(config.vocab_size),
+        "likeliest": min(_LIKELIEST, config.vocab_size),
+        "ids": of_positions("tokens", "<u4"),
+        "probabilities": of_positions("probabilities"),
+        "entropy": of_positions("entropy"),
         "input_ids": tensors["input_ids"][:SHOWN].tolist() if "input_ids" in tensors else None,
-    }  # fmt: skip
+    }
     template = (Path(__file__).parent / "templates" / "viewer.html").read_text(encoding="utf-8")
     return template.replace("__SUMMARY__", script_json(data))

@@ -1,4 +1,6 @@
-"""The card against hostile strings, and its Python: what it prints runs, and trains the learner of the recipe."""
+"""The card against hostile strings, and its Python: what it prints runs, and trains the learner of
+the recipe.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +31,53 @@ from farzi_hf.summary.store.hub import PLACEHOLDER
 
 MARKDOWN = MarkdownIt("gfm-like", {"linkify": False})
 HOSTILE = (
-    "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "```", "`", "a|b", "a\\|b", "a\\", "a\rb", "a\r\n---\nb", "\n# a\n",
-    "[a](javascript:alert(1))", "![a](https://a.example/a.png)", "*a*", "__a__", "$a$", "- a", "1. a", "&lt;", "'\"", '"); import os  #',
-    "a\x85b", "a\u2028b", "a\u202eb", "\x00", "\ud800", "~~~", "{{ 7 * 7 }}", "{% raw %}", "", " ", "# a #", "---", "=", "<!--", "]]>",
-)  # fmt: skip
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "```",
+    "`",
+    "a|b",
+    "a\\|b",
+    "a\\",
+    "a\rb",
+    "a\r\n---\nb",
+    "\n# a\n",
+    "[a](javascript:alert(1))",
+    "![a](https://a.example/a.png)",
+    "*a*",
+    "__a__",
+    "$a$",
+    "- a",
+    "1. a",
+    "&lt;",
+    "'\"",
+    '"); import os  #',
+    "a\x85b",
+    "a\u2028b",
+    "a\u202eb",
+    "\x00",
+    "\ud800",
+    "~~~",
+    "{{ 7 * 7 }}",
+    "{% raw %}",
+    "",
+    " ",
+    "# a #",
+    "---",
+    "=",
+    "<!--",
+    "]]>",
+)
 FOLDED = {"</details>", "</details>\n"} | {
     f"<details>\n<summary>{title}</summary>\n"
     for title in (
-        "All facts and figures", "More figures", "What it says", "The same numbers with PyTorch alone", "Distil it again", "Citation",
+        "All facts and figures",
+        "More figures",
+        "What it says",
+        "The same numbers with PyTorch alone",
+        "Distil it again",
+        "Citation",
     )
-}  # fmt: skip
+}
 """The HTML of a card."""
 
 
@@ -50,20 +89,30 @@ def python_blocks(card: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", card, flags=re.S | re.M)
 
 
-# -- no string is taken for markup -----------------------------------------------------------------------------------
+# -- no string is taken for markup -----------------------------------------------------------------
 
 anything = st.sampled_from(HOSTILE) | st.text(st.characters(), max_size=20)
 json_values = st.none() | st.booleans() | st.integers() | st.floats() | anything
 json_trees = st.recursive(
-    json_values, lambda inside: st.lists(inside, max_size=3) | st.dictionaries(anything, inside, max_size=3), max_leaves=4,
-)  # fmt: skip
+    json_values,
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(anything, inside, max_size=3),
+    max_leaves=4,
+)
 
 
 def hostile_metrics(text: str) -> dict[str, Any]:
     return {
-        "table": [{"method": text, text: 1.5, f"{text}_std": 0.1}, {"method": "b", "other": text}], text: text, "dataset": text, "split": text,
-        "licence": text, "licence_text": text, "command": text, "device": text, "distillation_seconds": 10.0, "learner_parameters": 10,
-    }  # fmt: skip
+        "table": [{"method": text, text: 1.5, f"{text}_std": 0.1}, {"method": "b", "other": text}],
+        text: text,
+        "dataset": text,
+        "split": text,
+        "licence": text,
+        "licence_text": text,
+        "command": text,
+        "device": text,
+        "distillation_seconds": 10.0,
+        "learner_parameters": 10,
+    }
 
 
 def hostile_recipe(text: str) -> dict[str, Any]:
@@ -75,18 +124,32 @@ def body(card: str) -> str:
 
 
 def structure(card: str) -> list[str]:
-    """The types of the Markdown's elements, those inside paragraphs and cells too; of HTML, what it is."""
-    tokens = [one for token in MARKDOWN.parse(body(card)) for one in (token, *(token.children or []))]
-    return [one.content if one.type.startswith("html") else one.type for one in tokens if not one.type.startswith("text")]
+    """The types of the Markdown's elements, those inside paragraphs and cells too; of HTML, what it
+    is.
+    """
+    tokens = [
+        one for token in MARKDOWN.parse(body(card)) for one in (token, *(token.children or []))
+    ]
+    return [
+        one.content if one.type.startswith("html") else one.type
+        for one in tokens
+        if not one.type.startswith("text")
+    ]
 
 
 def assert_harmless(farzi: FarziData, metrics, recipe, plots) -> None:
     card = card_of(farzi, metrics, recipe, plots)
     card.encode()
-    assert len(card.splitlines()) == card.count("\n") + 1 - card.endswith("\n")  # no other line breaks, for anyone
+    assert len(card.splitlines()) == card.count("\n") + 1 - card.endswith(
+        "\n"
+    )  # no other line breaks, for anyone
     parsed = DatasetCard(card)
     assert parsed.data.pretty_name == "Farzi data [4×5]"
-    assert [config["config_name"] for config in parsed.data.configs] == ["latents", "decoder", "tokens"]
+    assert [config["config_name"] for config in parsed.data.configs] == [
+        "latents",
+        "decoder",
+        "tokens",
+    ]
     assert yaml.safe_load(card.split("\n---\n")[0].removeprefix("---\n")) == parsed.data.to_dict()
     for block in python_blocks(card):
         compile(block, "card", "exec")
@@ -104,8 +167,17 @@ def test_no_string_breaks_the_card(text):
 
 
 def test_figures_have_no_powers_of_ten():
-    row = {"method": "random", "perplexity": 2827.4, "perplexity_std": 524.3, "perplexity_interval": [2737.0, 999.6]}
-    cost = {"distillation_seconds": 9000.0, "student_seconds": np.float64(1.25), "full_data_seconds": 4321.0}
+    row = {
+        "method": "random",
+        "perplexity": 2827.4,
+        "perplexity_std": 524.3,
+        "perplexity_interval": [2737.0, 999.6],
+    }
+    cost = {
+        "distillation_seconds": 9000.0,
+        "student_seconds": np.float64(1.25),
+        "full_data_seconds": 4321.0,
+    }
     card = card_of(tiny(), {"table": [row], "data_bytes": 3, **cost})
     assert "| 2,827 ± 524 (2,737 to 999.6) |" in card
     assert "takes 1.25 s" in card
@@ -120,31 +192,62 @@ def test_figures_have_no_powers_of_ten():
     text=anything,
     recipe=st.dictionaries(anything, json_trees, max_size=3),
     learner=json_trees | st.dictionaries(anything | st.just("model_type"), json_trees, max_size=3),
-    inner=st.none() | st.dictionaries(anything | st.sampled_from(["lr", "eps", "optimizer", "steps"]), json_trees, max_size=4),
+    inner=st.none()
+    | st.dictionaries(
+        anything | st.sampled_from(["lr", "eps", "optimizer", "steps"]), json_trees, max_size=4
+    ),
 )
-@example(vocabulary=["```"] * 7, metrics={}, text="```\r# a", recipe={"a": "b\n```\nc"}, learner=None, inner=None)
-def test_no_vocabulary_licence_or_name_breaks_the_card(vocabulary, metrics, text, recipe, learner, inner):
+@example(
+    vocabulary=["```"] * 7,
+    metrics={},
+    text="```\r# a",
+    recipe={"a": "b\n```\nc"},
+    learner=None,
+    inner=None,
+)
+def test_no_vocabulary_licence_or_name_breaks_the_card(
+    vocabulary, metrics, text, recipe, learner, inner
+):
     try:
         farzi = tiny(inner=inner)
         farzi.processing_class = vocabulary
-        assert_harmless(farzi, {**metrics, **hostile_metrics(text)}, {**recipe, "learner": learner}, [f"plots/{text}"])
+        assert_harmless(
+            farzi,
+            {**metrics, **hostile_metrics(text)},
+            {**recipe, "learner": learner},
+            [f"plots/{text}"],
+        )
     except ValueError as error:  # a figure that is no number, by chance under the name of one
-        if not re.match(r"metrics\['\w+'\]=|inner(\['betas'\]=| must hold only what JSON can store)", str(error)):
+        if not re.match(
+            r"metrics\['\w+'\]=|inner(\['betas'\]=| must hold only what JSON can store)", str(error)
+        ):
             raise
 
 
-@pytest.mark.parametrize(("name", "value", "message"), [("data_bytes", "many", "not a number"), ("licence", {"a": 1}, "no text")])
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [("data_bytes", "many", "not a number"), ("licence", {"a": 1}, "no text")],
+)
 def test_an_entry_of_another_type_is_refused(name, value, message):
-    with pytest.raises(ValueError, match=re.escape(f"metrics['{name}']={value!r} is {message}; mend it, or leave it out")):
+    with pytest.raises(
+        ValueError,
+        match=re.escape(f"metrics['{name}']={value!r} is {message}; mend it, or leave it out"),
+    ):
         card_of(tiny(), {name: value})
 
 
-# -- one function per language: what goes in is what a parser of that language reads -----------------------------------
+# -- one function per language: what goes in is what a parser of that language reads ---------------
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.text("`|\\*_<>[]()&;~$#-+=.:!1a \n")
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(st.characters()),
-    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(st.characters()), inside, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters()),
+    lambda inside: (
+        st.lists(inside, max_size=3) | st.dictionaries(st.text(st.characters()), inside, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -153,7 +256,9 @@ def shown(source: str) -> tuple[set[str], str]:
     """The elements of Markdown, and what a reader sees."""
     tokens = [one for token in MARKDOWN.parse(source) for one in (token, *(token.children or []))]
     words = (one.content for one in tokens if one.type in ("text", "text_special", "code_inline"))
-    return {one.content if one.type == "html_inline" else one.type for one in tokens}, "".join(words)
+    return {one.content if one.type == "html_inline" else one.type for one in tokens}, "".join(
+        words
+    )
 
 
 @fuzzed
@@ -195,7 +300,11 @@ def test_text_is_a_paragraph_and_a_cell_of_itself(value):
 @example("a\\")
 def test_code_is_code_in_a_cell(value):
     elements, seen = shown(f"| {escaping.markdown_code(value)} |\n|---|\n")
-    assert {element for element in elements if "code" in element} <= {"code_inline", "<code>", "</code>"}
+    assert {element for element in elements if "code" in element} <= {
+        "code_inline",
+        "<code>",
+        "</code>",
+    }
     assert not {element for element in elements if "<" in element} - {"<code>", "</code>"}
     assert seen == one_line_with_blanks(value)
 
@@ -250,17 +359,22 @@ def test_json_in_a_script_reads_back_equal_and_ends_nothing(value):
     assert "<" not in escaping.script_json(value)
 
 
-# -- its Python trains -----------------------------------------------------------------------------------------------
+# -- its Python trains -----------------------------------------------------------------------------
 
 
 def run_python_of(folder: Path, cache: Path) -> dict[str, Any]:
-    """The names that all Python blocks of the card in a folder leave, run one after the other with the folder as the name."""
+    """The names that all Python blocks of the card in a folder leave, run one after the other with
+    the folder as the name.
+    """
     card = (folder / "README.md").read_text(encoding="utf-8").replace(PLACEHOLDER, str(folder))
     names: dict[str, Any] = {}
     for block in python_blocks(card):
         # Into a cache of the test's own, and on this machine as it is: without progress bars.
         block = block.replace('split="train"', f'split="train", cache_dir={str(cache)!r}')
-        block = block.replace('training_arguments("student"', 'training_arguments("student", use_cpu=True, disable_tqdm=True')
+        block = block.replace(
+            'training_arguments("student"',
+            'training_arguments("student", use_cpu=True, disable_tqdm=True',
+        )
         exec(compile(block, "card", "exec"), names)
     return names
 
@@ -276,14 +390,27 @@ def learner_of(names: dict[str, Any]):
 
 
 def is_of(model, config) -> bool:
-    """Whether a model was built from a config. Which attention, data type and cache it uses is not the learner's affair."""
+    """Whether a model was built from a config. Which attention, data type and cache it uses is not
+    the learner's affair.
+    """
     left = {"transformers_version", "architectures", "use_cache", "dtype", "_name_or_path"}
     found, wanted = (c.to_dict() for c in (model.config, config))
-    return type(model.config) is type(config) and all(found[k] == v for k, v in wanted.items() if k not in left)
+    return type(model.config) is type(config) and all(
+        found[k] == v for k, v in wanted.items() if k not in left
+    )
 
 
 V = len(WORDS)
-GPT2 = GPT2Config(vocab_size=V, n_positions=9, n_embd=4, n_layer=1, n_head=2, bos_token_id=2, eos_token_id=3, embd_pdrop=0.0)
+GPT2 = GPT2Config(
+    vocab_size=V,
+    n_positions=9,
+    n_embd=4,
+    n_layer=1,
+    n_head=2,
+    bos_token_id=2,
+    eos_token_id=3,
+    embd_pdrop=0.0,
+)
 SASREC = SASRecConfig(num_items=V - 1, hidden_size=4, max_length=9, dropout=0.1)
 
 
@@ -303,7 +430,11 @@ WHOLE = GPT2Config(**SHORT, vocab_size=V, pad_token_id=0, bos_token_id=None, eos
         (word_tokenizer(), GPT2.to_diff_dict(), GPT2),
         (WORDS, SASREC.to_diff_dict(), SASREC),
         (word_tokenizer(), {"model_type": "gpt2", **SHORT}, WHOLE),
-        (WORDS, {"model_type": "sasrec", "hidden_size": 4}, SASRecConfig(num_items=V - 1, hidden_size=4, max_length=5)),
+        (
+            WORDS,
+            {"model_type": "sasrec", "hidden_size": 4},
+            SASRecConfig(num_items=V - 1, hidden_size=4, max_length=5),
+        ),
     ],
     ids=["text", "items", "text, short", "items, short"],
 )
@@ -321,10 +452,14 @@ def test_the_card_trains_the_learner_of_the_recipe(tmp_path, vocabulary, learner
     assert names["student"].evaluate(rows)["eval_loss"] > 0
 
 
-@pytest.mark.parametrize("vocabulary", [word_tokenizer(), WORDS, None], ids=["text", "items", "none"])
+@pytest.mark.parametrize(
+    "vocabulary", [word_tokenizer(), WORDS, None], ids=["text", "items", "none"]
+)
 def test_without_a_learner_a_small_one_is_trained_and_the_card_says_so(tmp_path, vocabulary):
     folder = saved(tmp_path / "summary", vocabulary, {"learner": {"n_embd": 3}})
-    assert "# The recipe names no learner. This is a small one" in (folder / "README.md").read_text(encoding="utf-8")
+    assert "# The recipe names no learner. This is a small one" in (folder / "README.md").read_text(
+        encoding="utf-8"
+    )
     model = learner_of(run_python_of(folder, tmp_path / "cache"))
     assert isinstance(model, SASRecForNextItem) == isinstance(vocabulary, list)
     assert model.num_parameters() < 100_000
@@ -348,7 +483,9 @@ def test_the_card_of_a_known_learner_lists_only_what_differs_from_its_class(tmp_
 
 
 def test_an_architecture_that_nobody_here_knows_is_printed_with_all_its_fields():
-    card = card_of(tiny(), recipe={"learner": {"model_type": "of-tomorrow", "width": 3, "a b": 1, "lambda": 2}})
+    card = card_of(
+        tiny(), recipe={"learner": {"model_type": "of-tomorrow", "width": 3, "a b": 1, "lambda": 2}}
+    )
     assert 'config = AutoConfig.for_model(\n    "of-tomorrow",\n    vocab_size=7,' in card
     assert "    width=3,\n    **{'a b': 1},\n    **{'lambda': 2},\n" in card
 
@@ -358,4 +495,7 @@ def test_what_a_summary_does_not_say_of_its_training_the_card_proposes(tmp_path,
     folder = saved(tmp_path / "summary", WORDS, {"learner": SASREC.to_diff_dict()}, inner=inner)
     assert "these are values to begin with" in (folder / "README.md").read_text(encoding="utf-8")
     args = run_python_of(folder, tmp_path / "cache")["student"].args
-    assert (args.learning_rate, args.max_steps) == ((inner or {}).get("lr", 0.01), (inner or {}).get("steps", 100))
+    assert (args.learning_rate, args.max_steps) == (
+        (inner or {}).get("lr", 0.01),
+        (inner or {}).get("steps", 100),
+    )

@@ -1,4 +1,6 @@
-"""Folders that somebody else filled: read without following links or changing anything, or refused by the name of the file."""
+"""Folders that somebody else filled: read without following links or changing anything, or refused
+by the name of the file.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,11 @@ def refused(folder: Path, name: str, error: type[Exception] = ValueError) -> Non
 
 
 def rewrite(folder: Path, tensors: dict[str, torch.Tensor], **metadata) -> None:
-    save_file(tensors, folder / "farzi.safetensors", metadata={k: json.dumps(v) for k, v in metadata.items()})
+    save_file(
+        tensors,
+        folder / "farzi.safetensors",
+        metadata={k: json.dumps(v) for k, v in metadata.items()},
+    )
 
 
 def claim(folder: Path, *names: str) -> None:
@@ -54,18 +60,26 @@ def claim(folder: Path, *names: str) -> None:
     rewrite(folder, load_file(folder / "farzi.safetensors"), farzi={"files": list(names)})
 
 
-# -- links -----------------------------------------------------------------------------------------------------------
+# -- links -----------------------------------------------------------------------------------------
 
 
 READ = [
-    "farzi.safetensors", "config.json", "metrics.json", "recipe.yaml", "plots/curve.png", "tokenizer.json", "tokenizer_config.json",
+    "farzi.safetensors",
+    "config.json",
+    "metrics.json",
+    "recipe.yaml",
+    "plots/curve.png",
+    "tokenizer.json",
+    "tokenizer_config.json",
     "vocabulary.json",
-]  # fmt: skip
+]
 SHOWN = ["README.md", "viewer.html", "latents/train-00000-of-00001.parquet"]
 
 
 @pytest.mark.parametrize("name", READ + SHOWN)
-@pytest.mark.parametrize(("link", "message"), [(Path.symlink_to, "a link"), (Path.hardlink_to, "no plain file")])
+@pytest.mark.parametrize(
+    ("link", "message"), [(Path.symlink_to, "a link"), (Path.hardlink_to, "no plain file")]
+)
 def test_a_link_is_neither_read_nor_published(hub, folder, outside, name, link, message):
     """The other name of a hard link can be that of a private file."""
     if name == "vocabulary.json":
@@ -138,28 +152,54 @@ def test_all_files_have_the_mode_of_the_umask(tmp_path):
         tiny().save_pretrained(tmp_path / "new", word_tokenizer(), METRICS, {"seed": 0})
     finally:
         os.umask(before)
-    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "new").rglob("*") if path.is_file()} == {0o640}
+    assert {
+        path.stat().st_mode & 0o777 for path in (tmp_path / "new").rglob("*") if path.is_file()
+    } == {0o640}
 
 
-# -- names -----------------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------------------
 
 
 def test_files_that_no_artefact_has_are_not_touched_whatever_is_claimed(hub, folder, outside):
     names = [
-        "precious.txt", "notes/precious.txt", "plots/.hidden.png", "plots/deep/precious.png", "checkpoint-5", "plots", ".farzi-lock",
-    ]  # fmt: skip
+        "precious.txt",
+        "notes/precious.txt",
+        "plots/.hidden.png",
+        "plots/deep/precious.png",
+        "checkpoint-5",
+        "plots",
+        ".farzi-lock",
+    ]
     (folder / "precious.txt").write_text("mine")
     for name in ("notes/precious.txt", "plots/.hidden.png", "plots/deep/precious.png"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("mine")
-    claim(folder, *names, "README.md", "config.json", "viewer.html", "metrics.json", "recipe.yaml", "plots/curve.png",
-          "tokenizer.json", "tokenizer_config.json", *(f"{t}/train-00000-of-00001.parquet" for t in ("latents", "decoder", "tokens")))  # fmt: skip
+    claim(
+        folder,
+        *names,
+        "README.md",
+        "config.json",
+        "viewer.html",
+        "metrics.json",
+        "recipe.yaml",
+        "plots/curve.png",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        *(f"{t}/train-00000-of-00001.parquet" for t in ("latents", "decoder", "tokens")),
+    )
     farzi = FarziData.from_pretrained(folder)
     assert set(farzi.results.plots) == {"curve.png"}
     push_folder(folder, "farzi")
-    assert not any("precious" in name or "hidden" in name for name in hub.repositories["user/farzi"].files())
+    assert not any(
+        "precious" in name or "hidden" in name for name in hub.repositories["user/farzi"].files()
+    )
     tiny().save_pretrained(folder)
-    for name in ("precious.txt", "notes/precious.txt", "plots/.hidden.png", "plots/deep/precious.png"):
+    for name in (
+        "precious.txt",
+        "notes/precious.txt",
+        "plots/.hidden.png",
+        "plots/deep/precious.png",
+    ):
         assert (folder / name).read_text() == "mine"
     assert not (folder / "plots" / "curve.png").exists()
 
@@ -173,65 +213,110 @@ def test_files_of_somebody_else_are_not_overwritten(tmp_path, plot, name):
     with pytest.raises(ValueError, match=f"has a {re.escape(name)} but no farzi.safetensors"):
         tiny().save_pretrained(tmp_path / "mine", word_tokenizer(), METRICS, {"seed": 0}, [plot])
     assert {path: facts for path, facts in listing(tmp_path).items() if path != "mine"} == {
-        path: facts for path, facts in before.items() if path != "mine"  # whose time of change is another
-    }  # fmt: skip
+        path: facts
+        for path, facts in before.items()
+        if path != "mine"  # whose time of change is another
+    }
 
 
-# -- sizes -----------------------------------------------------------------------------------------------------------
+# -- sizes -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["plots/curve.png", "config.json", "metrics.json", "recipe.yaml", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "name", ["plots/curve.png", "config.json", "metrics.json", "recipe.yaml", "tokenizer.json"]
+)
 def test_a_file_of_an_absurd_size_is_refused_at_once(folder, name):
     os.truncate(folder / name, 2**40)  # it takes no room on the disk
     start = time.process_time()
-    message = "plots has images of 1,099" if name.startswith("plots/") else f"{name} is larger than the"
+    message = (
+        "plots has images of 1,099" if name.startswith("plots/") else f"{name} is larger than the"
+    )
     with pytest.raises(ValueError, match=re.escape(message)):
         FarziData.from_pretrained(folder)
     assert time.process_time() - start < 10
 
 
 def test_a_plot_has_to_be_an_image_of_its_own_name(tmp_path, plot):
-    huge, text, twin, pipe = (tmp_path / name for name in ("huge.png", "notes.txt", "curve.png", "pipe.png"))
+    huge, text, twin, pipe = (
+        tmp_path / name for name in ("huge.png", "notes.txt", "curve.png", "pipe.png")
+    )
     for path in (huge, text, twin):
         path.touch()
     os.truncate(huge, 2**30)
     os.mkfifo(pipe)
     own = "plots has .*; give image files, each with a name of its own, like curve.png"
-    for plots, message in (([huge], "plots has images of 1,073"), ([text], own), ([plot, twin], own), ([pipe], own)):
+    for plots, message in (
+        ([huge], "plots has images of 1,073"),
+        ([text], own),
+        ([plot, twin], own),
+        ([pipe], own),
+    ):
         with pytest.raises(ValueError, match=message):
             tiny().save_pretrained(tmp_path / "new", plots=plots)
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("num_sequences", 2**63), ("sequence_length", 2**64), ("latent_dim", 10**30), ("vocab_size", 2**40)]
-)  # fmt: skip
+    ("name", "size"),
+    [
+        ("num_sequences", 2**63),
+        ("sequence_length", 2**64),
+        ("latent_dim", 10**30),
+        ("vocab_size", 2**40),
+    ],
+)
 def test_an_absurd_size_is_named(folder, name, size):
     change(folder / "config.json", **{name: size})
-    refused(folder, f"config.json is no config of a summary: {name} must be an integer of at most 2,147,483,647, got {size}")  # fmt: skip
+    refused(
+        folder,
+        f"config.json is no config of a summary: {name} must be an integer of at most"
+        f" 2,147,483,647, got {size}",
+    )
 
 
 def change(path: Path, **values) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-# -- texts -----------------------------------------------------------------------------------------------------------
+# -- texts -----------------------------------------------------------------------------------------
 
 
-NO_MAPPINGS = [b"[1, 2]", b"[" * 100_000, b'{"a":' * 400 + b"1" + b"}" * 400, b"\xff\xfe\x00", b"{", b'"text"', b"3"]
+NO_MAPPINGS = [
+    b"[1, 2]",
+    b"[" * 100_000,
+    b'{"a":' * 400 + b"1" + b"}" * 400,
+    b"\xff\xfe\x00",
+    b"{",
+    b'"text"',
+    b"3",
+]
 ALIASES = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}' if i else 'x'] * 9)}]" for i in range(30)]
 BROKEN = {
     **dict.fromkeys(("config.json", "metrics.json", "tokenizer_config.json"), NO_MAPPINGS),
     "recipe.yaml": [
-        *NO_MAPPINGS, "\n".join(ALIASES).encode(), b"!!python/object/apply:os.system ['true']", b"day: 2024-01-01", b"x: !!set {a, b}",
-        b"x: !!binary aGk=", b"1: 2",
+        *NO_MAPPINGS,
+        "\n".join(ALIASES).encode(),
+        b"!!python/object/apply:os.system ['true']",
+        b"day: 2024-01-01",
+        b"x: !!set {a, b}",
+        b"x: !!binary aGk=",
+        b"1: 2",
     ],
     "vocabulary.json": [b"{}", b"[1, 2]", b"[" * 100_000, b'["a", null]', b"\xff", b"[["],
-    "tokenizer.json": [b"{}", b"[]", b"null", b"[" * 100_000, b"\xff", b'{"version": "1.0", "model": {"type": "WordLevel", "vocab": 3}}'],
-}  # fmt: skip
+    "tokenizer.json": [
+        b"{}",
+        b"[]",
+        b"null",
+        b"[" * 100_000,
+        b"\xff",
+        b'{"version": "1.0", "model": {"type": "WordLevel", "vocab": 3}}',
+    ],
+}
 
 
-@pytest.mark.parametrize(("name", "content"), [(name, content) for name in BROKEN for content in BROKEN[name]])
+@pytest.mark.parametrize(
+    ("name", "content"), [(name, content) for name in BROKEN for content in BROKEN[name]]
+)
 def test_a_file_that_holds_something_else_is_named_at_once(folder, name, content):
     if name == "vocabulary.json":
         tiny().save_pretrained(folder, WORDS)
@@ -244,11 +329,20 @@ def test_a_file_that_holds_something_else_is_named_at_once(folder, name, content
 @pytest.mark.parametrize(
     "change_to",
     [
-        {"vocabulary_hash": 123}, {"vocabulary_hash": ["a"]}, {"tau": "1"}, {"tau": 10**400}, {"tau": None}, {"inner": [["lr", 1]]},
-        {"inner": {"lr": float("nan")}}, {"inner": 3}, {"model_type": "gpt2"}, {"num_sequences": "4"}, {"vocab_size": 7.0},
+        {"vocabulary_hash": 123},
+        {"vocabulary_hash": ["a"]},
+        {"tau": "1"},
+        {"tau": 10**400},
+        {"tau": None},
+        {"inner": [["lr", 1]]},
+        {"inner": {"lr": float("nan")}},
+        {"inner": 3},
+        {"model_type": "gpt2"},
+        {"num_sequences": "4"},
+        {"vocab_size": 7.0},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_broken_config_is_named(folder, change_to):
     change(folder / "config.json", **change_to)
     refused(folder, "config.json")
@@ -256,15 +350,22 @@ def test_a_broken_config_is_named(folder, change_to):
 
 def test_what_transformers_would_make_of_other_entries_is_left_alone(folder):
     change(
-        folder / "config.json", dtype="load", id2label=5, to_dict="x", torch_dtype="os", rope_scaling=3, per_layer_config=[], note="kept",
-    )  # fmt: skip
+        folder / "config.json",
+        dtype="load",
+        id2label=5,
+        to_dict="x",
+        torch_dtype="os",
+        rope_scaling=3,
+        per_layer_config=[],
+        note="kept",
+    )
     farzi = FarziData.from_pretrained(folder)
     assert farzi.config.note == "kept"
     assert farzi.config.dtype is None
     farzi.save_pretrained(folder)
 
 
-# -- tensors ---------------------------------------------------------------------------------------------------------
+# -- tensors ---------------------------------------------------------------------------------------
 
 
 def changed(tensors: dict[str, torch.Tensor], value: float) -> dict[str, torch.Tensor]:
@@ -288,7 +389,9 @@ def test_numbers_too_large_for_a_softmax_are_not_saved(tmp_path):
 def test_tensors_of_two_types_are_not_saved(tmp_path):
     farzi = tiny()
     farzi.latents.data = farzi.latents.data.double()
-    with pytest.raises(ValueError, match=r"latents is torch\.float64, decoder is torch\.float32; call"):
+    with pytest.raises(
+        ValueError, match=r"latents is torch\.float64, decoder is torch\.float32; call"
+    ):
         farzi.save_pretrained(tmp_path / "new")
 
 
@@ -312,13 +415,28 @@ def test_tensors_that_say_nothing_of_themselves_load(folder):
     ("change_to", "message"),
     [
         ({"extra": torch.ones(1)}, r"has 'extra' F32 \(1,\), where config\.json says nothing"),
-        ({"latents": torch.ones(4, 5, 3, dtype=torch.int64)}, r"has 'latents' I64 \(4, 5, 3\), where config\.json says BF16 or F16 or F32 or F64"),
-        ({"decoder": torch.ones(3, 7, dtype=torch.float64)}, "holds floats of several types, F32, F64"),
-        ({"latents": torch.ones(4, 5, 3).to(torch.float8_e4m3fn), "decoder": torch.ones(3, 7).to(torch.float8_e4m3fn)}, "F8_E4M3"),
-        ({"latents": torch.ones(4, 15)}, r"has 'latents' F32 \(4, 15\), where config\.json says .* \(4, 5, 3\)"),
+        (
+            {"latents": torch.ones(4, 5, 3, dtype=torch.int64)},
+            r"has 'latents' I64 \(4, 5, 3\), where config\.json says BF16 or F16 or F32 or F64",
+        ),
+        (
+            {"decoder": torch.ones(3, 7, dtype=torch.float64)},
+            "holds floats of several types, F32, F64",
+        ),
+        (
+            {
+                "latents": torch.ones(4, 5, 3).to(torch.float8_e4m3fn),
+                "decoder": torch.ones(3, 7).to(torch.float8_e4m3fn),
+            },
+            "F8_E4M3",
+        ),
+        (
+            {"latents": torch.ones(4, 15)},
+            r"has 'latents' F32 \(4, 15\), where config\.json says .* \(4, 5, 3\)",
+        ),
     ],
     ids=["extra", "integers", "mixed", "float8", "shape"],
-)  # fmt: skip
+)
 def test_other_tensors_are_named(folder, change_to, message):
     rewrite(folder, {**load_file(folder / "farzi.safetensors"), **change_to})
     with pytest.raises(ValueError, match=message) as raised:
@@ -326,7 +444,9 @@ def test_other_tensors_are_named(folder, change_to, message):
     assert "farzi.safetensors" in str(raised.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 7, b"\xff" * 100, b"\x02\0\0\0\0\0\0\0{}", b"half"], ids=range(5))
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 7, b"\xff" * 100, b"\x02\0\0\0\0\0\0\0{}", b"half"], ids=range(5)
+)
 def test_a_damaged_file_of_tensors_is_named(folder, content):
     path = folder / "farzi.safetensors"
     path.write_bytes(path.read_bytes()[:200] if content == b"half" else content)
@@ -342,14 +462,18 @@ def test_metadata_of_another_kind_are_named(folder, metadata):
     refused(folder, "farzi.safetensors")
 
 
-# -- snapshots of the Hub --------------------------------------------------------------------------------------------
+# -- snapshots of the Hub --------------------------------------------------------------------------
 
 
 @pytest.fixture
 def snapshot(hub, tmp_path, plot) -> Path:
     """A download, in a cache of links."""
-    tiny().push_to_hub("farzi-linked", processing_class=word_tokenizer(), metrics=METRICS, plots=[plot])
-    return Path(snapshot_download("user/farzi-linked", repo_type="dataset", cache_dir=tmp_path / "cache"))
+    tiny().push_to_hub(
+        "farzi-linked", processing_class=word_tokenizer(), metrics=METRICS, plots=[plot]
+    )
+    return Path(
+        snapshot_download("user/farzi-linked", repo_type="dataset", cache_dir=tmp_path / "cache")
+    )
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
@@ -365,7 +489,9 @@ def test_a_snapshot_in_the_cache_loads_by_its_path_and_can_be_pushed_on(hub, sna
         assert farzi.results.plots == {"curve.png": b"not really an image"}
         assert listing(tmp_path) == before
     push_folder(snapshot, "copy")
-    assert set(hub.repositories["user/copy"].files()) == set(hub.repositories["user/farzi-linked"].files())
+    assert set(hub.repositories["user/copy"].files()) == set(
+        hub.repositories["user/farzi-linked"].files()
+    )
 
 
 @pytest.mark.parametrize("kind", ["elsewhere", "chain", "blobs", "renamed"])
@@ -376,7 +502,11 @@ def test_other_links_in_a_snapshot_are_not_followed(snapshot, outside, kind):
         shutil.move(blobs, outside / "blobs")
         blobs.symlink_to(outside / "blobs")
     elif kind == "renamed":
-        snapshot = snapshot.parent.parent.rename(snapshot.parent.parent.with_name("stuff")) / "snapshots" / snapshot.name
+        snapshot = (
+            snapshot.parent.parent.rename(snapshot.parent.parent.with_name("stuff"))
+            / "snapshots"
+            / snapshot.name
+        )
     elif kind == "chain":
         blob.unlink()
         blob.symlink_to(outside / "secret.png")

@@ -1,4 +1,6 @@
-"""Artefacts and settings with random damage: loaded whole, or refused by name; nothing on the disk changes."""
+"""Artefacts and settings with random damage: loaded whole, or refused by name; nothing on the disk
+changes.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +32,33 @@ T = TypeVar("T")
 SECONDS = 20  # of one load, as this process spends them: other work on the machine does not count
 NAMES = st.one_of(
     st.text(max_size=20),
-    st.sampled_from(["../outside/precious", "/etc/passwd", "plots/../../outside/precious", "precious", "plots/x.png", "README.md", ".farzi-lock"]),
-)  # fmt: skip
+    st.sampled_from(
+        [
+            "../outside/precious",
+            "/etc/passwd",
+            "plots/../../outside/precious",
+            "precious",
+            "plots/x.png",
+            "README.md",
+            ".farzi-lock",
+        ]
+    ),
+)
 VALUES = st.recursive(
     st.one_of(
-        st.none(), st.booleans(), st.integers(), st.integers(2**31 - 1, 2**70), st.floats(), st.text(max_size=8),
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.integers(2**31 - 1, 2**70),
+        st.floats(),
+        st.text(max_size=8),
         st.sampled_from(["cat", "WordLevel", 0, -1, 1, 7, 4, 1e308, -0.0]),
     ),
-    lambda part: st.one_of(st.lists(part, max_size=3), st.dictionaries(st.text(max_size=8), part, max_size=3)),
+    lambda part: st.one_of(
+        st.lists(part, max_size=3), st.dictionaries(st.text(max_size=8), part, max_size=3)
+    ),
     max_leaves=6,
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +67,15 @@ def originals(tmp_path_factory) -> list[Path]:
     folders = [tmp_path_factory.mktemp("originals") / kind for kind in ("text", "items", "teacher")]
     plot = folders[0].parent / "curve.png"
     plot.write_bytes(b"not really an image")
-    for folder, vocabulary in zip(folders, (word_tokenizer(), WORDS, word_tokenizer()), strict=True):
+    for folder, vocabulary in zip(
+        folders, (word_tokenizer(), WORDS, word_tokenizer()), strict=True
+    ):
         farzi = tiny(inner={"lr": 0.01})
         if folder.name == "teacher":
             teacher = tiny_model("gpt2", len(WORDS))
-            farzi = FarziData.from_teacher(teacher, sequence_length=5, num_sequences=4, storage="coded5")
+            farzi = FarziData.from_teacher(
+                teacher, sequence_length=5, num_sequences=4, storage="coded5"
+            )
         farzi.save_pretrained(folder, vocabulary, METRICS, RECIPE, [plot])
     return folders
 
@@ -65,18 +88,23 @@ def world(tmp_path) -> Path:
     return tmp_path
 
 
-# -- damage: functions of a folder and of a source of random choices --------------------------------------------------
+# -- damage: functions of a folder and of a source of random choices -------------------------------
 
 
 def some_file(folder: Path, data: st.DataObject, ending: str = "") -> Path:
-    return data.draw(st.sampled_from(sorted(path for path in folder.rglob(f"*{ending}") if path.is_file())), label="file")
+    return data.draw(
+        st.sampled_from(sorted(path for path in folder.rglob(f"*{ending}") if path.is_file())),
+        label="file",
+    )
 
 
 def bytes_changed(folder: Path, data: st.DataObject) -> None:
     path = some_file(folder, data)
     content = bytearray(path.read_bytes())
     # The beginning holds the header of the tensors, the first keys of JSON.
-    for place in data.draw(st.lists(st.integers(0, max(0, min(len(content), 2000) - 1)), max_size=5), label="places"):
+    for place in data.draw(
+        st.lists(st.integers(0, max(0, min(len(content), 2000) - 1)), max_size=5), label="places"
+    ):
         if content:
             content[place] = data.draw(st.integers(0, 255))
     path.write_bytes(content)
@@ -115,7 +143,9 @@ def of_another_kind(folder: Path, data: st.DataObject) -> None:
 
 
 def check_not_special(path: Path) -> None:
-    """Raises OSError for the pipe that `of_another_kind` may have made: to open it would wait for somebody at its other end, for ever."""
+    """Raises OSError for the pipe that `of_another_kind` may have made: to open it would wait for
+    somebody at its other end, for ever.
+    """
     if path.exists() and not path.is_file():
         raise OSError(f"{path} is no file")
 
@@ -135,23 +165,68 @@ def json_changed(folder: Path, data: st.DataObject) -> None:
         path.write_text(json.dumps(content))
 
 
-CANARIES = st.sampled_from(["../outside/precious", "/etc/passwd", "outside/precious", "user/repository", "\x1b[2J"])
+CANARIES = st.sampled_from(
+    ["../outside/precious", "/etc/passwd", "outside/precious", "user/repository", "\x1b[2J"]
+)
 KEYS = st.sampled_from(
-    ["vocab", "merges", "vocab_file", "tokenizer_class", "auto_map", "pad_token", "extra_special_tokens", "chat_template", "model_max_length",
-     "padding_side", "model_input_names", "added_tokens_decoder", "init_inputs", "save_pretrained", "backend", "add_bos_token"]
-)  # fmt: skip
+    [
+        "vocab",
+        "merges",
+        "vocab_file",
+        "tokenizer_class",
+        "auto_map",
+        "pad_token",
+        "extra_special_tokens",
+        "chat_template",
+        "model_max_length",
+        "padding_side",
+        "model_input_names",
+        "added_tokens_decoder",
+        "init_inputs",
+        "save_pretrained",
+        "backend",
+        "add_bos_token",
+    ]
+)
 PARTS = {
-    "normalizer": ["Precompiled", "Replace", "Strip", "Prepend", "NFC"], "pre_tokenizer": ["FixedLength", "Split", "ByteLevel", "Metaspace"],
-    "decoder": ["Strip", "Replace", "WordPiece", "CTC", "ByteLevel"], "post_processor": ["TemplateProcessing", "RobertaProcessing"],
+    "normalizer": ["Precompiled", "Replace", "Strip", "Prepend", "NFC"],
+    "pre_tokenizer": ["FixedLength", "Split", "ByteLevel", "Metaspace"],
+    "decoder": ["Strip", "Replace", "WordPiece", "CTC", "ByteLevel"],
+    "post_processor": ["TemplateProcessing", "RobertaProcessing"],
     "model": ["BPE", "WordLevel", "WordPiece", "Unigram"],
-}  # fmt: skip
+}
 FIELDS = st.sampled_from(
-    ["precompiled_charsmap", "pattern", "content", "start", "stop", "length", "behavior", "invert", "prepend", "vocab", "merges", "unk_token",
-     "unk_id", "continuing_subword_prefix", "replacement", "single", "pair", "special_tokens", "sep", "cls"]
-)  # fmt: skip
+    [
+        "precompiled_charsmap",
+        "pattern",
+        "content",
+        "start",
+        "stop",
+        "length",
+        "behavior",
+        "invert",
+        "prepend",
+        "vocab",
+        "merges",
+        "unk_token",
+        "unk_id",
+        "continuing_subword_prefix",
+        "replacement",
+        "single",
+        "pair",
+        "special_tokens",
+        "sep",
+        "cls",
+    ]
+)
 TEXTS = st.one_of(
-    VALUES, CANARIES, st.text("aé/=", max_size=20), st.just({"Regex": "."}), st.just({"a": 0, "é": 1, "aé": 2}), st.just([["a", "é"]]),
-)  # fmt: skip
+    VALUES,
+    CANARIES,
+    st.text("aé/=", max_size=20),
+    st.just({"Regex": "."}),
+    st.just({"a": 0, "é": 1, "aé": 2}),
+    st.just([["a", "é"]]),
+)
 
 
 def tokenizer_changed(folder: Path, data: st.DataObject) -> None:
@@ -169,15 +244,25 @@ def settings_changed(folder: Path, data: st.DataObject) -> None:
     """The tokenizer's settings, in either file, with names of files and with values of any kind."""
     path = folder / data.draw(st.sampled_from(["tokenizer_config.json", "special_tokens_map.json"]))
     check_not_special(path)
-    path.write_text(json.dumps(data.draw(st.dictionaries(KEYS, st.one_of(VALUES, CANARIES), max_size=5), label="settings")))
+    path.write_text(
+        json.dumps(
+            data.draw(
+                st.dictionaries(KEYS, st.one_of(VALUES, CANARIES), max_size=5), label="settings"
+            )
+        )
+    )
 
 
 def learner_changed(folder: Path, data: st.DataObject) -> None:
     """The learner of the recipe, with names of code and files, at any depth."""
     check_not_special(folder / "recipe.yaml")
-    names = st.sampled_from(["auto_map", "_name_or_path", "attn_implementation", "model_type", "text_config", "n_embd"])
+    names = st.sampled_from(
+        ["auto_map", "_name_or_path", "attn_implementation", "model_type", "text_config", "n_embd"]
+    )
     learner = data.draw(
-        st.recursive(st.one_of(VALUES, CANARIES), lambda part: st.dictionaries(names, part, max_size=3)),
+        st.recursive(
+            st.one_of(VALUES, CANARIES), lambda part: st.dictionaries(names, part, max_size=3)
+        ),
         label="learner",
     )
     with suppress(ValueError):  # it holds what UTF-8 cannot
@@ -185,7 +270,9 @@ def learner_changed(folder: Path, data: st.DataObject) -> None:
 
 
 def teacher_changed(folder: Path, data: st.DataObject) -> None:
-    """The config of a carried teacher, and bytes of one of its coded tensors, which no checksum protects any more."""
+    """The config of a carried teacher, and bytes of one of its coded tensors, which no checksum
+    protects any more.
+    """
     check_not_special(folder / "config.json")
     check_not_special(folder / "farzi.safetensors")
     kinds = st.sampled_from(["gpt2", "llama", "mamba", "sasrec", "farzi_rnn", "t5", "\x1b"])
@@ -199,23 +286,52 @@ def teacher_changed(folder: Path, data: st.DataObject) -> None:
         tensors = load_file(folder / "farzi.safetensors")
         name = data.draw(st.sampled_from(sorted(tensors)), label="tensor")
         if tensors[name].dtype == torch.uint8:
-            coded = data.draw(st.binary(max_size=40)) if data.draw(st.booleans()) else zlib.compress(b"\0" * 10**6, 9, -15)
+            coded = (
+                data.draw(st.binary(max_size=40))
+                if data.draw(st.booleans())
+                else zlib.compress(b"\0" * 10**6, 9, -15)
+            )
             tensors[name] = torch.frombuffer(bytearray(coded or b"\0"), dtype=torch.uint8)
         save_file(tensors, folder / "farzi.safetensors")
 
 
 def places_of(content: Any):
     """All pairs of a list or mapping in `content` and an index or key of it."""
-    pairs = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    pairs = (
+        content.items()
+        if isinstance(content, dict)
+        else enumerate(content)
+        if isinstance(content, list)
+        else ()
+    )
     for key, value in pairs:
         yield content, key
         yield from places_of(value)
 
 
 def yaml_changed(folder: Path, data: st.DataObject) -> None:
-    parts = st.sampled_from([
-        ": ", "- ", "&a ", "*a", "[", "]", "{", "}", "\n", "  ", "!!", "!!python/name:os.system", "<<", "? ", "1e400", "2024-01-01", "x", "|",
-    ])  # fmt: skip
+    parts = st.sampled_from(
+        [
+            ": ",
+            "- ",
+            "&a ",
+            "*a",
+            "[",
+            "]",
+            "{",
+            "}",
+            "\n",
+            "  ",
+            "!!",
+            "!!python/name:os.system",
+            "<<",
+            "? ",
+            "1e400",
+            "2024-01-01",
+            "x",
+            "|",
+        ]
+    )
     path = folder / "recipe.yaml"
     check_not_special(path)
     path.write_text("".join(data.draw(st.lists(parts, max_size=30), label="yaml")))
@@ -230,19 +346,37 @@ def tensors_changed(folder: Path, data: st.DataObject) -> None:
         shape = data.draw(st.sampled_from([(4, 5, 3), (3, 7), (7, 3), (0,), (), (1, 1)]))
         dtype = data.draw(
             st.sampled_from(
-                [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+                [
+                    torch.float32,
+                    torch.float64,
+                    torch.float16,
+                    torch.bfloat16,
+                    torch.int64,
+                    torch.bool,
+                    torch.complex64,
+                ]
             )
         )
         value = data.draw(st.sampled_from([0.0, 1.0, 1e30, float("nan"), float("inf")]))
         tensors[name] = torch.full(shape, value).to(dtype)
         files = data.draw(st.one_of(VALUES, st.lists(NAMES, max_size=5)), label="files")
         entry = data.draw(st.sampled_from(["files", "farzi", "other"]))
-        save_file(tensors, path, metadata={entry: json.dumps(files if entry == "files" else {"files": files, "sha256": {}})})
+        save_file(
+            tensors,
+            path,
+            metadata={
+                entry: json.dumps(files if entry == "files" else {"files": files, "sha256": {}})
+            },
+        )
 
 
 def not_copied(folder: str, names: list[str]) -> list[str]:
     """The copy itself, and holes of gigabytes, which would be written out."""
-    return [name for name in names if name == ".farzi-committed" or os.lstat(Path(folder, name)).st_size > 2**24]
+    return [
+        name
+        for name in names
+        if name == ".farzi-committed" or os.lstat(Path(folder, name)).st_size > 2**24
+    ]
 
 
 def committed(folder: Path, data: st.DataObject) -> None:
@@ -251,14 +385,28 @@ def committed(folder: Path, data: st.DataObject) -> None:
     if not target.exists():
         with suppress(shutil.Error):  # a pipe cannot be copied
             shutil.copytree(folder, target, symlinks=True, ignore=not_copied)
-        for path in data.draw(st.sets(st.sampled_from(sorted(path for path in target.rglob("*") if path.is_file())))):
+        for path in data.draw(
+            st.sets(st.sampled_from(sorted(path for path in target.rglob("*") if path.is_file())))
+        ):
             path.unlink()
 
 
 DAMAGE = [
-    bytes_changed, replaced, removed, resized, linked, of_another_kind, json_changed, yaml_changed, tensors_changed, committed,
-    tokenizer_changed, settings_changed, learner_changed, teacher_changed,
-]  # fmt: skip
+    bytes_changed,
+    replaced,
+    removed,
+    resized,
+    linked,
+    of_another_kind,
+    json_changed,
+    yaml_changed,
+    tensors_changed,
+    committed,
+    tokenizer_changed,
+    settings_changed,
+    learner_changed,
+    teacher_changed,
+]
 
 
 @fuzzed
@@ -267,7 +415,9 @@ def test_a_damaged_artefact_is_loaded_whole_or_refused_and_nothing_changes(origi
     folder = world / "artefact"
     shutil.copytree(data.draw(st.sampled_from(originals)), folder)
     try:
-        for damage in data.draw(st.lists(st.sampled_from(DAMAGE), min_size=1, max_size=3), label="damage"):
+        for damage in data.draw(
+            st.lists(st.sampled_from(DAMAGE), min_size=1, max_size=3), label="damage"
+        ):
             with suppress(IndexError, OSError):  # it met the damage done before
                 damage(folder, data)
         check_load(folder, world)
@@ -282,34 +432,82 @@ def test_a_damaged_artefact_is_loaded_whole_or_refused_and_nothing_changes(origi
         (world / "outside" / "precious").write_text("mine")
 
 
-ROWS = st.lists(st.dictionaries(st.sampled_from(["x", "x_std", "x_interval", "method", "\x1b|"]), VALUES, max_size=3), max_size=3)
+ROWS = st.lists(
+    st.dictionaries(
+        st.sampled_from(["x", "x_std", "x_interval", "method", "\x1b|"]), VALUES, max_size=3
+    ),
+    max_size=3,
+)
 READ_METRICS = (
-    "table", "dataset", "data_bytes", "data_sequences", "split", "licence", "licence_text", "command", "device", "learner_parameters",
-    "distillation_seconds", "student_seconds", "full_data_seconds", "full_data_steps", "privacy",
-)  # fmt: skip
+    "table",
+    "dataset",
+    "data_bytes",
+    "data_sequences",
+    "split",
+    "licence",
+    "licence_text",
+    "command",
+    "device",
+    "learner_parameters",
+    "distillation_seconds",
+    "student_seconds",
+    "full_data_seconds",
+    "full_data_steps",
+    "privacy",
+)
 READ_INNER = (
-    "steps", "synthetic_batch_size", "optimizer", "lr", "betas", "eps", "eps_root", "momentum", "weight_decay", "lr_scheduler_type",
-)  # fmt: skip
+    "steps",
+    "synthetic_batch_size",
+    "optimizer",
+    "lr",
+    "betas",
+    "eps",
+    "eps_root",
+    "momentum",
+    "weight_decay",
+    "lr_scheduler_type",
+)
 READ_LEARNER = (
-    "n_embd", "n_layer", "n_head", "n_positions", "activation_function", "dtype", "attn_pdrop", "initializer_range", "rope_scaling",
-)  # fmt: skip
+    "n_embd",
+    "n_layer",
+    "n_head",
+    "n_positions",
+    "activation_function",
+    "dtype",
+    "attn_pdrop",
+    "initializer_range",
+    "rope_scaling",
+)
 
 
 @fuzzed
 @given(
     metrics=st.dictionaries(st.sampled_from(READ_METRICS), st.one_of(VALUES, ROWS), max_size=3),
     inner=st.dictionaries(st.sampled_from(READ_INNER), VALUES, max_size=3),
-    recipe=st.dictionaries(st.sampled_from(["dataset", "learner", "teacher", "input_sequences", "seed"]), VALUES, max_size=2),
+    recipe=st.dictionaries(
+        st.sampled_from(["dataset", "learner", "teacher", "input_sequences", "seed"]),
+        VALUES,
+        max_size=2,
+    ),
     learner=st.dictionaries(st.sampled_from(READ_LEARNER), VALUES, max_size=2),
 )
-@example({"student_seconds": 0, "full_data_seconds": 5e-324, "distillation_seconds": 1e17}, {}, {}, {})
-def test_what_others_say_of_a_summary_is_used_or_refused(originals, world, metrics, inner, recipe, learner):
-    """Shown, saved again, and made into a student and its settings. Python's JSON also writes and reads NaN."""
+@example(
+    {"student_seconds": 0, "full_data_seconds": 5e-324, "distillation_seconds": 1e17}, {}, {}, {}
+)
+def test_what_others_say_of_a_summary_is_used_or_refused(
+    originals, world, metrics, inner, recipe, learner
+):
+    """Shown, saved again, and made into a student and its settings. Python's JSON also writes and
+    reads NaN.
+    """
     folder = world / "artefact"
     shutil.copytree(originals[0], folder)
     try:
         (folder / "metrics.json").write_text(json.dumps(metrics))
-        recipe = {"learner": {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, **learner}, **recipe}
+        recipe = {
+            "learner": {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, **learner},
+            **recipe,
+        }
         (folder / "recipe.yaml").write_text(json.dumps(recipe))
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(
@@ -326,7 +524,12 @@ def test_what_others_say_of_a_summary_is_used_or_refused(originals, world, metri
         outcome(lambda: farzi.training_arguments(world / "student"))
         farzi.save_pretrained(folder)
         settings, refusal = outcome(
-            lambda: learner_config(farzi.results.recipe["learner"], farzi.config, farzi.vocabulary, "recipe.yaml: learner")
+            lambda: learner_config(
+                farzi.results.recipe["learner"],
+                farzi.config,
+                farzi.vocabulary,
+                "recipe.yaml: learner",
+            )
         )
         assert settings is not None or refusal.startswith("recipe.yaml: learner")
     finally:
@@ -355,17 +558,35 @@ def check_load(folder: Path, world: Path) -> None:
 
 def listing_without_content(folder: Path) -> dict[str, tuple]:
     """Files of many gigabytes that are holes would take long to read."""
-    found = [Path(parent, name) for parent, folders, files in os.walk(folder) for name in (*folders, *files)]
-    return {str(path): (*(facts := path.lstat())[:4], facts.st_size, facts.st_mtime_ns) for path in found}
+    found = [
+        Path(parent, name)
+        for parent, folders, files in os.walk(folder)
+        for name in (*folders, *files)
+    ]
+    return {
+        str(path): (*(facts := path.lstat())[:4], facts.st_size, facts.st_mtime_ns)
+        for path in found
+    }
 
 
-# -- settings --------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 
 SUMMARY_FIELDS = (
-    "num_sequences", "sequence_length", "latent_dim", "vocab_size", "tau", "latent_std", "inner", "vocabulary_hash", "inputs", "labels",
-    "teacher", "seed", "storage",
-)  # fmt: skip
+    "num_sequences",
+    "sequence_length",
+    "latent_dim",
+    "vocab_size",
+    "tau",
+    "latent_std",
+    "inner",
+    "vocabulary_hash",
+    "inputs",
+    "labels",
+    "teacher",
+    "seed",
+    "storage",
+)
 
 
 @fuzzed
@@ -379,4 +600,6 @@ def test_a_config_of_a_summary_is_made_or_refused_by_the_name_of_a_field(tmp_pat
         return
     config.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
-    assert FarziDataConfig.from_json(path.read_bytes(), path).to_diff_dict() == config.to_diff_dict()
+    assert (
+        FarziDataConfig.from_json(path.read_bytes(), path).to_diff_dict() == config.to_diff_dict()
+    )

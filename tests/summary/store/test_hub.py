@@ -16,9 +16,12 @@ from farzi_hf.summary import FarziData
 from farzi_hf.summary.store.card import OF_THE_DATA
 
 PLAIN = {
-    "README.md", "config.json", "farzi.safetensors", "viewer.html",
+    "README.md",
+    "config.json",
+    "farzi.safetensors",
+    "viewer.html",
     *(f"{name}/train-00000-of-00001.parquet" for name in ("latents", "decoder", "tokens")),
-}  # fmt: skip
+}
 # huggingface_hub uploads large files in a way that its HTTP client calls deprecated
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
@@ -28,13 +31,18 @@ def files_of(hub, branch="main", name="user/farzi") -> set[str]:
     return set(hub.repositories[name].files(branch)) - {".gitattributes"}
 
 
-# -- pushing ---------------------------------------------------------------------------------------------------------
+# -- pushing ---------------------------------------------------------------------------------------
 
 
 def test_a_push_makes_a_repository_with_the_documented_files_in_one_commit(hub, plot):
     url = tiny().push_to_hub(
-        "farzi", processing_class=word_tokenizer(), metrics=METRICS, recipe={"seed": 0}, plots=[plot], commit_message="m",
-    )  # fmt: skip
+        "farzi",
+        processing_class=word_tokenizer(),
+        metrics=METRICS,
+        recipe={"seed": 0},
+        plots=[plot],
+        commit_message="m",
+    )
     repository = hub.repositories["user/farzi"]
     assert files_of(hub) == PLAIN | TOKENIZER | {"metrics.json", "recipe.yaml", "plots/curve.png"}
     assert repository.log["main"] == ["m"]
@@ -45,13 +53,22 @@ def test_a_push_makes_a_repository_with_the_documented_files_in_one_commit(hub, 
 def test_a_second_push_replaces_the_first_and_files_of_others_stay_unread(hub, plot):
     tiny().push_to_hub("farzi", processing_class=word_tokenizer(), metrics=METRICS, plots=[plot])
     repository = hub.repositories["user/farzi"]
-    by_hand = {"plots/my_figure.png": b"by hand", "vocabulary.json": b"by hand", "latents/notes.txt": b"by hand"}
+    by_hand = {
+        "plots/my_figure.png": b"by hand",
+        "vocabulary.json": b"by hand",
+        "latents/notes.txt": b"by hand",
+    }
     repository.commit("main", {**repository.files(), **by_hand}, "by hand")
     tiny(tau=0.5).push_to_hub("user/farzi")
     assert files_of(hub) == PLAIN | set(by_hand)
     assert len(repository.log["main"]) == 3
     farzi = FarziData.from_pretrained("user/farzi")
-    assert (farzi.config.tau, farzi.processing_class, farzi.results.metrics, farzi.results.plots) == (0.5, None, {}, {})
+    assert (
+        farzi.config.tau,
+        farzi.processing_class,
+        farzi.results.metrics,
+        farzi.results.plots,
+    ) == (0.5, None, {}, {})
 
 
 def test_pushing_what_is_there_already_adds_no_commit(hub):
@@ -62,7 +79,12 @@ def test_pushing_what_is_there_already_adds_no_commit(hub):
 
 def test_nothing_but_the_artefact_leaves_a_folder_that_holds_more(hub, tmp_path):
     tiny().save_pretrained(tmp_path)
-    for name in ("optimizer.pt", "checkpoint-3/optimizer.pt", "checkpoint-3/model.safetensors", "training_args.bin"):
+    for name in (
+        "optimizer.pt",
+        "checkpoint-3/optimizer.pt",
+        "checkpoint-3/model.safetensors",
+        "training_args.bin",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"state")
     farzi_hf.summary.store.hub.push_folder(tmp_path, "farzi")
@@ -73,7 +95,9 @@ def test_a_push_warns_of_a_teacher_that_knows_rows_by_heart(hub, caplog):
     tiny().push_to_hub("farzi", metrics={"memory": "little"})
     assert not caplog.records
     tiny().push_to_hub("farzi", metrics={"memory": "much", "memory_warning": "by heart\x1b[2J"})
-    assert [record.getMessage() for record in caplog.records] == ["by heart\\x1b[2J much Whoever reads farzi can look for them."]
+    assert [record.getMessage() for record in caplog.records] == [
+        "by heart\\x1b[2J much Whoever reads farzi can look for them."
+    ]
 
 
 def test_a_private_repository_opens_with_the_token_alone(hub, tmp_path):
@@ -82,7 +106,9 @@ def test_a_private_repository_opens_with_the_token_alone(hub, tmp_path):
     assert torch.equal(farzi.latents, tiny().latents)
     assert list((tmp_path / "cache").glob("datasets--user--secret/snapshots/*/farzi.safetensors"))
     assert hub.repositories["user/secret"].private
-    with pytest.raises(FileNotFoundError, match="neither a folder nor a dataset repository within reach"):
+    with pytest.raises(
+        FileNotFoundError, match="neither a folder nor a dataset repository within reach"
+    ):
         FarziData.from_pretrained("user/secret")
     with pytest.raises(RepositoryNotFoundError):
         tiny().push_to_hub("user/secret", commit_message="without a token")
@@ -93,15 +119,22 @@ def test_a_revision_is_a_branch_of_its_own(hub):
     tiny().push_to_hub("farzi")
     tiny(tau=0.5).push_to_hub("farzi", revision="v2")
     tiny(tau=0.25).push_to_hub("farzi", revision="v2")
-    assert [FarziData.from_pretrained("user/farzi", revision).config.tau for revision in (None, "v2")] == [1.0, 0.25]
+    assert [
+        FarziData.from_pretrained("user/farzi", revision).config.tau for revision in (None, "v2")
+    ] == [1.0, 0.25]
     repository = hub.repositories["user/farzi"]
     assert [len(repository.log[branch]) for branch in ("main", "v2")] == [1, 3]
-    assert FarziData.from_pretrained("user/farzi", repository.branches["main"]).config.tau == 1.0  # a commit's name will do
+    assert (
+        FarziData.from_pretrained("user/farzi", repository.branches["main"]).config.tau == 1.0
+    )  # a commit's name will do
 
 
 def test_a_commit_of_somebody_else_meanwhile_is_not_overwritten(hub, monkeypatch):
     tiny().push_to_hub("farzi")
-    repository, commit = hub.repositories["user/farzi"], farzi_hf.summary.store.hub.HfApi.create_commit
+    repository, commit = (
+        hub.repositories["user/farzi"],
+        farzi_hf.summary.store.hub.HfApi.create_commit,
+    )
 
     def beaten(api, *args, **kwargs):
         repository.commit("main", {**repository.files(), "NOTES.md": b"by hand"}, "notes")
@@ -113,7 +146,7 @@ def test_a_commit_of_somebody_else_meanwhile_is_not_overwritten(hub, monkeypatch
     assert repository.log["main"] == ["Upload Farzi data", "notes"]
 
 
-# -- loading ---------------------------------------------------------------------------------------------------------
+# -- loading ---------------------------------------------------------------------------------------
 
 
 def test_load_dataset_reads_the_three_configs(hub, tmp_path):
@@ -128,8 +161,12 @@ def test_load_dataset_reads_the_three_configs(hub, tmp_path):
 
 
 @pytest.mark.parametrize("vocabulary", [word_tokenizer(), WORDS], ids=["tokenizer", "list"])
-def test_from_pretrained_brings_everything_and_pushing_it_on_keeps_it(hub, tmp_path, vocabulary, plot):
-    tiny().push_to_hub("farzi", processing_class=vocabulary, metrics=METRICS, recipe={"seed": 0}, plots=[plot])
+def test_from_pretrained_brings_everything_and_pushing_it_on_keeps_it(
+    hub, tmp_path, vocabulary, plot
+):
+    tiny().push_to_hub(
+        "farzi", processing_class=vocabulary, metrics=METRICS, recipe={"seed": 0}, plots=[plot]
+    )
     farzi = FarziData.from_pretrained("user/farzi")
     assert farzi.results.metrics == METRICS
     farzi.push_to_hub("other/copy")
@@ -143,7 +180,11 @@ def test_from_pretrained_brings_everything_and_pushing_it_on_keeps_it(hub, tmp_p
 def test_the_card_on_the_hub_parses_and_names_its_repository(hub):
     tiny().push_to_hub("farzi", processing_class=word_tokenizer(), metrics=METRICS)
     card = DatasetCard.load("user/farzi")
-    assert [config["config_name"] for config in card.data.configs] == ["latents", "decoder", "tokens"]
+    assert [config["config_name"] for config in card.data.configs] == [
+        "latents",
+        "decoder",
+        "tokens",
+    ]
     assert card.data.task_categories == ["text-generation"]
     assert 'load_dataset("user/farzi"' in card.text
     assert farzi_hf.summary.store.hub.PLACEHOLDER not in card.text
@@ -151,14 +192,16 @@ def test_the_card_on_the_hub_parses_and_names_its_repository(hub):
 
 
 def test_an_unknown_repository_or_revision_gives_one_clear_error(hub):
-    with pytest.raises(FileNotFoundError, match=r"folder_or_repo='user/none' is neither a folder nor .* reach"):
+    with pytest.raises(
+        FileNotFoundError, match=r"folder_or_repo='user/none' is neither a folder nor .* reach"
+    ):
         FarziData.from_pretrained("user/none")
     tiny().push_to_hub("farzi")
     with pytest.raises(FileNotFoundError, match=r"revision v9"):
         FarziData.from_pretrained("user/farzi", revision="v9")
 
 
-# -- the trainer -----------------------------------------------------------------------------------------------------
+# -- the trainer -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -174,10 +217,14 @@ def test_the_trainer_pushes_to_a_dataset_repository(hub, make):
     assert files_of(hub, "v2") == PLAIN | TOKENIZER | {"metrics.json", "recipe.yaml"}
 
 
-def test_the_trainer_keeps_the_table_and_plots_that_its_summary_was_saved_with(hub, make, plot, tmp_path):
+def test_the_trainer_keeps_the_table_and_plots_that_its_summary_was_saved_with(
+    hub, make, plot, tmp_path
+):
     trainer = make()
     trainer.evaluate()
-    trainer.model.save_pretrained(tmp_path / "summary", metrics=METRICS, recipe={"seed": 7}, plots=[plot])
+    trainer.model.save_pretrained(
+        tmp_path / "summary", metrics=METRICS, recipe={"seed": 7}, plots=[plot]
+    )
     trainer.save_model()
     saved = FarziData.from_pretrained(tmp_path / "out").results
     assert saved.metrics["table"] == METRICS["table"]
@@ -189,19 +236,29 @@ def test_the_trainer_keeps_the_table_and_plots_that_its_summary_was_saved_with(h
     trainer.train()  # another summary: what was said of the old one does not hold
     trainer.save_model()
     saved = FarziData.from_pretrained(tmp_path / "out").results
-    assert saved.metrics == {name: METRICS[name] for name in OF_THE_DATA if name in METRICS}  # which have not changed
+    assert saved.metrics == {
+        name: METRICS[name] for name in OF_THE_DATA if name in METRICS
+    }  # which have not changed
     assert saved.plots == {}
     assert saved.recipe["learner"]["model_type"] == "gpt2"
 
 
 @pytest.mark.parametrize("strategy", ["every_save", "all_checkpoints"])
 def test_a_saved_summary_is_pushed_and_never_a_checkpoint(hub, make, strategy):
-    trainer = make(push_to_hub=True, hub_model_id="farzi", hub_strategy=strategy, save_strategy="steps", save_steps=2)
+    trainer = make(
+        push_to_hub=True,
+        hub_model_id="farzi",
+        hub_strategy=strategy,
+        save_strategy="steps",
+        save_steps=2,
+    )
     assert files_of(hub) == set()  # made at the start
     trainer.train()
     assert hub.repositories["user/farzi"].log["main"] == ["End of training"]
     assert files_of(hub) == PLAIN | TOKENIZER | {"recipe.yaml"}
-    assert FarziData.from_pretrained("user/farzi").fingerprint() == trainer.model.fingerprint(), "of the finished summary"
+    assert FarziData.from_pretrained("user/farzi").fingerprint() == trainer.model.fingerprint(), (
+        "of the finished summary"
+    )
     trainer.save_model()
     assert hub.repositories["user/farzi"].log["main"] == ["End of training"], "it is there already"
     trainer.evaluate()
@@ -209,10 +266,14 @@ def test_a_saved_summary_is_pushed_and_never_a_checkpoint(hub, make, strategy):
     assert hub.repositories["user/farzi"].log["main"] == ["End of training", "Save summary"]
 
 
-def test_a_push_that_fails_at_the_end_does_not_cost_the_training(hub, make, monkeypatch, caplog, tmp_path):
+def test_a_push_that_fails_at_the_end_does_not_cost_the_training(
+    hub, make, monkeypatch, caplog, tmp_path
+):
     trainer = make(push_to_hub=True, hub_model_id="farzi", save_strategy="no")
     before = trainer.model.fingerprint()
-    monkeypatch.setattr(hub.repositories["user/farzi"], "branches", {})  # someone removed the branch meanwhile
+    monkeypatch.setattr(
+        hub.repositories["user/farzi"], "branches", {}
+    )  # someone removed the branch meanwhile
     trainer.train()
     assert "not pushed" in caplog.text
     assert trainer.model.fingerprint() != before
@@ -222,14 +283,20 @@ def test_a_push_that_fails_at_the_end_does_not_cost_the_training(hub, make, monk
 
 
 def test_pushing_needs_a_name(make):
-    with pytest.raises(ValueError, match=r"repo_id and args\.hub_model_id are both None; give a repository's name"):
+    with pytest.raises(
+        ValueError, match=r"repo_id and args\.hub_model_id are both None; give a repository's name"
+    ):
         make().push_to_hub()
 
 
 def test_a_repository_of_other_data_is_refused(hub):
-    """Its README.md and config.json were replaced. One that a page of the Hub has just made holds nothing that would be missed."""
+    """Its README.md and config.json were replaced. One that a page of the Hub has just made holds
+    nothing that would be missed.
+    """
     repository = hub.repositories["user/mine"] = Repository()
-    repository.commit("main", {".gitattributes": b"", "README.md": b"mine", "data/train.csv": b"a,b"})
+    repository.commit(
+        "main", {".gitattributes": b"", "README.md": b"mine", "data/train.csv": b"a,b"}
+    )
     with pytest.raises(ValueError, match=r"user/mine holds 'data/train\.csv' and no summary"):
         tiny().push_to_hub("user/mine")
     assert repository.files()["README.md"] == b"mine"

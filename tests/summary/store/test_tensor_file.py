@@ -28,7 +28,9 @@ def summary(vocab_size: int = 40, **changes) -> FarziData:
 @given(
     values=st.lists(st.floats(-(2.0**90), 2.0**90, width=32), min_size=12, max_size=12),
     name=st.sampled_from(["latents", "label_decoder"]),
-    way=st.sampled_from([name for name in ROUNDED if "coded" not in name]),  # their scales are of half precision
+    way=st.sampled_from(
+        [name for name in ROUNDED if "coded" not in name]
+    ),  # their scales are of half precision
 )
 def test_a_number_is_off_by_half_a_scale_at_most_and_is_stored_the_same_again(values, name, way):
     x = torch.tensor(values).view(2, 2, 3) if name == "latents" else torch.tensor(values).view(3, 4)
@@ -50,14 +52,21 @@ def test_a_number_is_off_by_half_a_scale_at_most_and_is_stored_the_same_again(va
 
 @pytest.mark.parametrize(
     ("way", "dtype", "last"),
-    [("int8", torch.int8, 5), ("int6", torch.uint8, 4), ("int5", torch.uint8, 4), ("int4", torch.uint8, 3)],
+    [
+        ("int8", torch.int8, 5),
+        ("int6", torch.uint8, 4),
+        ("int5", torch.uint8, 4),
+        ("int4", torch.uint8, 3),
+    ],
 )
 def test_numbers_have_no_more_bits_than_they_need(way, dtype, last):
     """Five numbers of a position have 40, 30, 25 or 20 bits."""
     shapes = {"latents": (2, 3, 5), "decoder": (5, 7)}
     stored = STORAGES[way].stored({name: torch.randn(shape) for name, shape in shapes.items()})
     layout = STORAGES[way].layout(shapes, list(shapes))
-    assert {name: tuple(x.shape) for name, x in stored.items()} == {name: part.shape for name, part in layout.items()}
+    assert {name: tuple(x.shape) for name, x in stored.items()} == {
+        name: part.shape for name, part in layout.items()
+    }
     assert (stored["latents"].dtype, stored["latents"].shape) == (dtype, (2, 3, last))
     assert stored["decoder"].shape == ((5, 7) if way == "int8" else (7, last))
 
@@ -78,7 +87,9 @@ def test_ids_take_two_bytes_where_they_fit(largest, dtype):
 
 
 @pytest.mark.parametrize("way", ROUNDED)
-@pytest.mark.parametrize("form", [OWN, {"inputs": "soft", "labels": "own"}, {"inputs": "soft", "labels": "shared"}])
+@pytest.mark.parametrize(
+    "form", [OWN, {"inputs": "soft", "labels": "own"}, {"inputs": "soft", "labels": "shared"}]
+)
 def test_a_rounded_summary_is_saved_and_loaded(tmp_path, form, way):
     farzi = summary(**form)
     before = {name: x.detach().clone() for name, x in farzi.tensors.items()}
@@ -92,13 +103,19 @@ def test_a_rounded_summary_is_saved_and_loaded(tmp_path, form, way):
     farzi.save_pretrained(tmp_path)
     loaded = FarziData.from_pretrained(tmp_path)
     assert loaded.config.storage == way
-    assert all(x.is_contiguous() for x in loaded.tensors.values())  # as safetensors demands of a checkpoint
+    assert all(
+        x.is_contiguous() for x in loaded.tensors.values()
+    )  # as safetensors demands of a checkpoint
     assert (loaded.fingerprint(), loaded.nbytes) == (farzi.fingerprint(), farzi.nbytes)
     stored = load_file(tmp_path / TENSORS)
     assert farzi.nbytes == sum(x.numel() * x.element_size() for x in stored.values())
-    assert f"| stored | {STORAGES[way].description} |" in (tmp_path / CARD).read_text(encoding="utf-8")
+    assert f"| stored | {STORAGES[way].description} |" in (tmp_path / CARD).read_text(
+        encoding="utf-8"
+    )
     loaded.save_pretrained(tmp_path / "again")
-    assert all(torch.equal(x, stored[name]) for name, x in load_file(tmp_path / "again" / TENSORS).items())
+    assert all(
+        torch.equal(x, stored[name]) for name, x in load_file(tmp_path / "again" / TENSORS).items()
+    )
 
 
 def test_the_tables_hold_the_numbers_of_the_file(tmp_path):
@@ -133,7 +150,10 @@ def test_exact_rounds_nothing(tmp_path):
             lambda x: {name: y for name, y in x.items() if name != "label_decoder.scale"},
             "has 'label_decoder.scale' missing",
         ),
-        (lambda x: {**x, "label_decoder.scale": x["label_decoder.scale"] * torch.inf}, "NaN or infinity"),
+        (
+            lambda x: {**x, "label_decoder.scale": x["label_decoder.scale"] * torch.inf},
+            "NaN or infinity",
+        ),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path, change, message):
@@ -145,7 +165,9 @@ def test_a_damaged_file_is_refused(tmp_path, change, message):
         FarziData.from_pretrained(tmp_path)
 
 
-def test_a_distillation_rounds_its_finished_summary_and_no_checkpoint(tmp_path, sequences, tokenizer):
+def test_a_distillation_rounds_its_finished_summary_and_no_checkpoint(
+    tmp_path, sequences, tokenizer
+):
     settings = {"storage": "int8", "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
     trainer = tiny_trainer(tmp_path / "a", sequences, tokenizer, **settings)
     trainer.train()

@@ -1,4 +1,6 @@
-"""Tokenizers that are saved with a summary and read from tokenizer.json alone: they encode, decode and hash as before, or are refused in time."""
+"""Tokenizers that are saved with a summary and read from tokenizer.json alone: they encode, decode
+and hash as before, or are refused in time.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,35 @@ import pytest
 from tiny_artefacts import METRICS, RECIPE, WORDS, tiny, word_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from trainer_runs import forked
-from transformers import AddedToken, BertTokenizer, ByT5Tokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
+from transformers import (
+    AddedToken,
+    BertTokenizer,
+    ByT5Tokenizer,
+    GPT2Tokenizer,
+    PreTrainedTokenizerFast,
+)
 
 import farzi_hf.data
 from farzi_hf.data import vocabulary_of
 from farzi_hf.summary import FarziData
 
-TEXTS = ["The cat sat on the mat.", "a catéd  mat, <extra> of [MASK] 12 cats!", "", "日本 <pad> cat cat"]
+TEXTS = [
+    "The cat sat on the mat.",
+    "a catéd  mat, <extra> of [MASK] 12 cats!",
+    "",
+    "日本 <pad> cat cat",
+]
 
 
-def trained(model, trainer, normalizer=None, pre_tokenizer=None, decoder=None, post_processor=None) -> Tokenizer:
+def trained(
+    model, trainer, normalizer=None, pre_tokenizer=None, decoder=None, post_processor=None
+) -> Tokenizer:
     tokenizer = Tokenizer(model)
-    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizer, pre_tokenizer, decoder
+    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = (
+        normalizer,
+        pre_tokenizer,
+        decoder,
+    )
     tokenizer.train_from_iterator(TEXTS, trainer)
     if post_processor is not None:
         tokenizer.post_processor = post_processor
@@ -35,27 +54,54 @@ def trained(model, trainer, normalizer=None, pre_tokenizer=None, decoder=None, p
 
 
 def byte_bpe():
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False
+    )
     bpe = trained(models.BPE(), trainer, None, pre_tokenizers.ByteLevel(), decoders.ByteLevel())
     vocabulary = json.loads(bpe.to_str())["model"]
     merges = [tuple(merge) for merge in vocabulary["merges"]]
-    return GPT2Tokenizer(vocab=vocabulary["vocab"], merges=merges, pad_token="<|endoftext|>", model_max_length=1024)
+    return GPT2Tokenizer(
+        vocab=vocabulary["vocab"], merges=merges, pad_token="<|endoftext|>", model_max_length=1024
+    )
 
 
 def word_pieces():
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "##d", "sat", "mat", ".", ",", "a"]
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "the",
+        "cat",
+        "##s",
+        "##d",
+        "sat",
+        "mat",
+        ".",
+        ",",
+        "a",
+    ]
     return BertTokenizer(vocab={word: i for i, word in enumerate(words)})
 
 
 def unigram():
-    trainer = trainers.UnigramTrainer(vocab_size=60, special_tokens=["<unk>", "<pad>"], unk_token="<unk>", show_progress=False)  # fmt: skip
+    trainer = trainers.UnigramTrainer(
+        vocab_size=60, special_tokens=["<unk>", "<pad>"], unk_token="<unk>", show_progress=False
+    )
     normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(" ", "▁")])
-    pieces = trained(models.Unigram(), trainer, normalizer, pre_tokenizers.Metaspace(), decoders.Metaspace())
+    pieces = trained(
+        models.Unigram(), trainer, normalizer, pre_tokenizers.Metaspace(), decoders.Metaspace()
+    )
     mask = AddedToken("<mask>", lstrip=True)
     return PreTrainedTokenizerFast(
-        tokenizer_object=pieces, unk_token="<unk>", pad_token="<pad>", mask_token=mask, padding_side="left",
+        tokenizer_object=pieces,
+        unk_token="<unk>",
+        pad_token="<pad>",
+        mask_token=mask,
+        padding_side="left",
         extra_special_tokens=["<extra>"],
-    )  # fmt: skip
+    )
 
 
 def ours():
@@ -69,14 +115,23 @@ def facts(tokenizer) -> dict:
     """What a summary and its students use of a tokenizer."""
     ids = [tokenizer(text)["input_ids"] for text in TEXTS]
     return {
-        "hash": vocabulary_of(tokenizer).hash(), "length": len(tokenizer), "ids": ids,
-        "without special": [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS],
-        "texts": [tokenizer.decode(i) for i in ids], "shown": [tokenizer.decode(i, skip_special_tokens=True) for i in ids],
+        "hash": vocabulary_of(tokenizer).hash(),
+        "length": len(tokenizer),
+        "ids": ids,
+        "without special": [
+            tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS
+        ],
+        "texts": [tokenizer.decode(i) for i in ids],
+        "shown": [tokenizer.decode(i, skip_special_tokens=True) for i in ids],
         "each": [tokenizer.decode([i]) for i in range(len(tokenizer))],
-        "special": (tokenizer.special_tokens_map, tokenizer.extra_special_tokens, sorted(tokenizer.all_special_ids)),
+        "special": (
+            tokenizer.special_tokens_map,
+            tokenizer.extra_special_tokens,
+            sorted(tokenizer.all_special_ids),
+        ),
         "settings": (tokenizer.model_max_length, tokenizer.padding_side, tokenizer.truncation_side),
         "padded": tokenizer(TEXTS, padding=True, truncation=True, max_length=7)["input_ids"],
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,19 +170,24 @@ def test_only_files_of_a_tokenizer_that_are_read_are_saved(tmp_path):
     tokenizer = word_tokenizer()
     tokenizer.chat_template = {"default": "{{ messages }}", "tools": "{{ tools }}"}
     tiny().save_pretrained(tmp_path, tokenizer)
-    assert {path.name for path in tmp_path.iterdir()} & {"chat_template.jinja", "additional_chat_templates"} == set()
+    assert {path.name for path in tmp_path.iterdir()} & {
+        "chat_template.jinja",
+        "additional_chat_templates",
+    } == set()
     assert FarziData.from_pretrained(tmp_path).processing_class.chat_template is None
 
 
 @pytest.mark.parametrize("indent", [0, None])
 def test_names_with_commas_quotes_and_backslashes_are_loaded(tmp_path, indent):
-    names = [f'{i}, "red", 4", ' + "soft, " * 12 + "\\\n" * (i % 3) + "\\" * (i % 4) for i in range(500)]
+    names = [
+        f'{i}, "red", 4", ' + "soft, " * 12 + "\\\n" * (i % 3) + "\\" * (i % 4) for i in range(500)
+    ]
     tiny(vocab_size=500).save_pretrained(tmp_path, names)
     (tmp_path / "vocabulary.json").write_text(json.dumps(names, indent=indent))
     assert FarziData.from_pretrained(tmp_path).processing_class == names
 
 
-# -- files that end the process that reads them ----------------------------------------------------------------------
+# -- files that end the process that reads them ----------------------------------------------------
 
 
 def hostile(**parts) -> str:
@@ -138,7 +198,14 @@ def hostile(**parts) -> str:
 def pairs(prefix: str, *tokens: str) -> dict:
     first, second, *_ = tokens
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    return {"model": {"type": "BPE", "vocab": vocabulary, "merges": [[first, second]], "continuing_subword_prefix": prefix}}  # fmt: skip
+    return {
+        "model": {
+            "type": "BPE",
+            "vocab": vocabulary,
+            "merges": [[first, second]],
+            "continuing_subword_prefix": prefix,
+        }
+    }
 
 
 def grows(name: str) -> dict:
@@ -146,22 +213,47 @@ def grows(name: str) -> dict:
     return {"type": "Sequence", name: steps}
 
 
-ADDED = {"id": 2, "content": "zz", "single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": True}  # fmt: skip
-PAD = {"direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}
+ADDED = {
+    "id": 2,
+    "content": "zz",
+    "single_word": False,
+    "lstrip": False,
+    "rstrip": False,
+    "normalized": True,
+    "special": True,
+}
+PAD = {
+    "direction": "Right",
+    "pad_to_multiple_of": None,
+    "pad_id": 0,
+    "pad_type_id": 0,
+    "pad_token": "a",
+}
 KILLERS = {
     "an empty charsmap": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
-    "a charsmap that says it is huge": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/" * 16}},
+    "a charsmap that says it is huge": {
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "/" * 16}
+    },
     "a prefix longer than the tokens": pairs("x" * 50, "a", "b", "ab"),
     "a prefix that cuts a letter": pairs("é", "a", "aé", "aaé", "é"),
     "a prefix within a letter": pairs("x", "a", "é", "aé"),
-    "a strip past the end": {"decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 10**9}},
-    "a stride longer than the text": {"truncation": {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 5}},
+    "a strip past the end": {
+        "decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 10**9}
+    },
+    "a stride longer than the text": {
+        "truncation": {
+            "direction": "Right",
+            "max_length": 1,
+            "strategy": "LongestFirst",
+            "stride": 5,
+        }
+    },
     "chunks of no length": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
     "a pad without end": {"padding": {"strategy": {"Fixed": 10**15}, **PAD}},
     "a decoder that grows": {"decoder": grows("decoders")},
     "a normalizer that grows": {"normalizer": grows("normalizers")},
     "an added token that grows": {"normalizer": grows("normalizers"), "added_tokens": [ADDED]},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("killer", KILLERS.values(), ids=KILLERS)
@@ -170,14 +262,20 @@ def test_a_tokenizer_that_ends_its_reader_is_refused_in_five_seconds(tmp_path, k
     (tmp_path / "tokenizer.json").write_text(hostile(**killer))
     before = sum(os.times()[:4])
     start = time.monotonic()
-    with pytest.raises(ValueError, match=r"no tokenizer can be made of .*tokenizer\.json.*set processing_class"):
+    with pytest.raises(
+        ValueError, match=r"no tokenizer can be made of .*tokenizer\.json.*set processing_class"
+    ):
         FarziData.from_pretrained(tmp_path)
     assert sum(os.times()[:4]) - before < 5  # on the processor, of this process and its children
     assert time.monotonic() - start < 60
-    assert capfd.readouterr().err == ""  # Rust's messages of a crash stay with the process that crashed
+    assert (
+        capfd.readouterr().err == ""
+    )  # Rust's messages of a crash stay with the process that crashed
 
 
-def test_the_process_that_tries_a_tokenizer_imports_nothing_of_the_working_folder(tmp_path, monkeypatch):
+def test_the_process_that_tries_a_tokenizer_imports_nothing_of_the_working_folder(
+    tmp_path, monkeypatch
+):
     tiny().save_pretrained(tmp_path, farzi_hf.data.word_tokenizer(["the cat"], vocab_size=3))
     for name in ("tokenizers", "resource", "contextlib", "json"):
         (tmp_path / f"{name}.py").write_text("open('ran', 'w')")
@@ -187,18 +285,26 @@ def test_the_process_that_tries_a_tokenizer_imports_nothing_of_the_working_folde
     assert not (tmp_path / "ran").exists()
 
 
-# -- settings --------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("pad_token", 5), ("pad_token", {"text": "x"}), ("pad_token", ["x"]), ("extra_special_tokens", "x"),
-        ("extra_special_tokens", [5]), ("model_max_length", "10"), ("model_max_length", True),
-        ("padding_side", "up"), ("padding_side", ["left"]), ("clean_up_tokenization_spaces", "x"), ("model_input_names", "x"),
+        ("pad_token", 5),
+        ("pad_token", {"text": "x"}),
+        ("pad_token", ["x"]),
+        ("extra_special_tokens", "x"),
+        ("extra_special_tokens", [5]),
+        ("model_max_length", "10"),
+        ("model_max_length", True),
+        ("padding_side", "up"),
+        ("padding_side", ["left"]),
+        ("clean_up_tokenization_spaces", "x"),
+        ("model_input_names", "x"),
         ("split_special_tokens", 1),
     ],
-)  # fmt: skip
+)
 def test_a_setting_of_another_kind_is_named(tmp_path, key, value):
     tiny().save_pretrained(tmp_path, word_tokenizer())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({key: value}))
@@ -221,11 +327,13 @@ def test_special_tokens_in_three_spellings(tmp_path):
     loaded = FarziData.from_pretrained(tmp_path).processing_class
     assert loaded.special_tokens_map == {"eos_token": "</s>", "pad_token": "<pad>"}
     assert loaded.extra_special_tokens == ["the", "cat"]  # none is added to the vocabulary
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"extra_special_tokens": {"image_token": "the"}}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"extra_special_tokens": {"image_token": "the"}})
+    )
     assert FarziData.from_pretrained(tmp_path).processing_class.extra_special_tokens == ["the"]
 
 
-# -- code of repositories --------------------------------------------------------------------------------------------
+# -- code of repositories --------------------------------------------------------------------------
 
 
 ROOT = Path(__file__).parents[3]
@@ -234,38 +342,71 @@ ROOT = Path(__file__).parents[3]
 def calls_of(path: Path):
     """The calls of transformers' own classes that could load code."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("from_pretrained", "from_config"):  # fmt: skip
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("from_pretrained", "from_config")
+        ):
             owner = ast.unparse(node.func.value)
             if owner.startswith("Auto") or "Model" in owner:
                 yield ast.unparse(node)
 
 
 def test_no_call_of_ours_runs_code_of_a_repository():
-    found = [call for folder in ("farzi_hf", "recipes") for path in (ROOT / folder).rglob("*.py") for call in calls_of(path)]  # fmt: skip
+    found = [
+        call
+        for folder in ("farzi_hf", "recipes")
+        for path in (ROOT / folder).rglob("*.py")
+        for call in calls_of(path)
+    ]
     assert len(found) > 3
     assert [call for call in found if "trust_remote_code=False" not in call] == []
 
 
 def test_a_recipe_loses_what_names_code_with_a_warning(tmp_path, caplog):
-    nested = {"model_type": "x", "_name_or_path": "user/evil", "layer_types": ["full", "user/kernel"], "parts": [{"auto_map": {}}]}  # fmt: skip
+    nested = {
+        "model_type": "x",
+        "_name_or_path": "user/evil",
+        "layer_types": ["full", "user/kernel"],
+        "parts": [{"auto_map": {}}],
+    }
     learner = {
-        "model_type": "gpt2", "n_embd": 16, "auto_map": {"AutoModelForCausalLM": "user/evil--m.M"}, "code_revision": "main",
-        "attn_implementation": "user/kernel", "text_config": nested, "activation_function": "gelu",
-    }  # fmt: skip
-    recipe = {"seed": 0, "learner": learner, "teacher": {"model_type": "gpt2", "name_or_path": "gpt2"}}
+        "model_type": "gpt2",
+        "n_embd": 16,
+        "auto_map": {"AutoModelForCausalLM": "user/evil--m.M"},
+        "code_revision": "main",
+        "attn_implementation": "user/kernel",
+        "text_config": nested,
+        "activation_function": "gelu",
+    }
+    recipe = {
+        "seed": 0,
+        "learner": learner,
+        "teacher": {"model_type": "gpt2", "name_or_path": "gpt2"},
+    }
     tiny().save_pretrained(tmp_path / "own", word_tokenizer(), recipe={"seed": 0})
     (tmp_path / "own" / "recipe.yaml").write_text(json.dumps(recipe))
     caplog.set_level(logging.WARNING)
     farzi = FarziData.from_pretrained(tmp_path / "own")
     assert farzi.results.recipe == {
         "seed": 0,
-        "learner": {"model_type": "gpt2", "n_embd": 16, "text_config": {"model_type": "x", "parts": [{}]}, "activation_function": "gelu"},
+        "learner": {
+            "model_type": "gpt2",
+            "n_embd": 16,
+            "text_config": {"model_type": "x", "parts": [{}]},
+            "activation_function": "gelu",
+        },
         "teacher": {"model_type": "gpt2"},
-    }  # fmt: skip
+    }
     keys = (
-        "learner.auto_map", "learner.code_revision", "learner.attn_implementation", "learner.text_config._name_or_path",
-        "learner.text_config.layer_types", "learner.text_config.parts[0].auto_map", "teacher.name_or_path",
-    )  # fmt: skip
+        "learner.auto_map",
+        "learner.code_revision",
+        "learner.attn_implementation",
+        "learner.text_config._name_or_path",
+        "learner.text_config.layer_types",
+        "learner.text_config.parts[0].auto_map",
+        "teacher.name_or_path",
+    )
     for key in keys:
         assert f"recipe.yaml: {key} is left out" in caplog.text
     caplog.clear()
@@ -273,14 +414,18 @@ def test_a_recipe_loses_what_names_code_with_a_warning(tmp_path, caplog):
     assert caplog.text == ""  # one warning for each
 
 
-# -- what a load may cost: each in a process of its own, with its seconds and its memory -----------------------------
+# -- what a load may cost: each in a process of its own, with its seconds and its memory -----------
 
 SECONDS, BYTES = 5, 500 * 10**6
 
 
 def measured(folder: Path, answer: Path) -> None:
     """Loads the summary, and leaves its refusal, the seconds and the bytes in `answer`."""
-    before, start, refusal = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time(), ""
+    before, start, refusal = (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        time.process_time(),
+        "",
+    )
     try:
         FarziData.from_pretrained(folder)
     except ValueError as error:
@@ -294,17 +439,29 @@ def header(folder: Path, entries: dict[str, object]) -> None:
     content = (folder / "farzi.safetensors").read_bytes()
     (size,) = struct.unpack("<Q", content[:8])
     text = json.dumps({**json.loads(content[8 : 8 + size]), **entries}).encode()
-    (folder / "farzi.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])
+    (folder / "farzi.safetensors").write_bytes(
+        struct.pack("<Q", len(text)) + text + content[8 + size :]
+    )
 
 
 def many_tensors(folder: Path, count: int) -> None:
     content = (folder / "farzi.safetensors").read_bytes()
     end = len(content) - 8 - struct.unpack("<Q", content[:8])[0]
-    header(folder, {f"x{i}": {"dtype": "U8", "shape": [0], "data_offsets": [end, end]} for i in range(count)})
+    header(
+        folder,
+        {f"x{i}": {"dtype": "U8", "shape": [0], "data_offsets": [end, end]} for i in range(count)},
+    )
 
 
 def many_files(folder: Path, count: int) -> None:
-    header(folder, {"__metadata__": {"farzi": json.dumps({"files": [f"plots/{i}.png" for i in range(count)]})}})
+    header(
+        folder,
+        {
+            "__metadata__": {
+                "farzi": json.dumps({"files": [f"plots/{i}.png" for i in range(count)]})
+            }
+        },
+    )
 
 
 def many_plots(folder: Path) -> None:
@@ -329,16 +486,40 @@ def nested(folder: Path, name: str, size: int) -> None:
 
 
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "names of tensors": (lambda folder: many_tensors(folder, 300_000), "farzi.safetensors has a header of"),
+    "names of tensors": (
+        lambda folder: many_tensors(folder, 300_000),
+        "farzi.safetensors has a header of",
+    ),
     "fewer names of tensors": (lambda folder: many_tensors(folder, 12_000), "farzi.safetensors"),
-    "names of files": (lambda folder: many_files(folder, 40_000), "farzi.safetensors lists 40,000 files"),
+    "names of files": (
+        lambda folder: many_files(folder, 40_000),
+        "farzi.safetensors lists 40,000 files",
+    ),
     "plots": (many_plots, "plots has images of"),
-    "60 million empty names": (lambda f: items(f, b"[" + b'"",' * 60_000_000 + b'""]'), "vocabulary.json is larger"),
-    "20 million empty names": (lambda f: items(f, b"[" + b'"",' * 20_000_000 + b'""]'), "far more than the 7 entries"),
-    "12 million quotes": (lambda f: items(f, b"[" + rb'"\"",' * 12_000_000 + b'""]'), "far more than the 7 entries"),
-    "12 million backslashes": (lambda f: items(f, b"[" + rb'"\\",' * 12_000_000 + b'""]'), "far more than the 7 entries"),
-    "12 million lines": (lambda f: items(f, b"[\n" + b'"a",\n' * 12_000_000 + b'""]'), "far more than the 7 entries"),
-    "20 million lists": (lambda f: items(f, b"[" + b"[]," * 20_000_000 + b"[]]"), "far more than the 7 entries"),
+    "60 million empty names": (
+        lambda f: items(f, b"[" + b'"",' * 60_000_000 + b'""]'),
+        "vocabulary.json is larger",
+    ),
+    "20 million empty names": (
+        lambda f: items(f, b"[" + b'"",' * 20_000_000 + b'""]'),
+        "far more than the 7 entries",
+    ),
+    "12 million quotes": (
+        lambda f: items(f, b"[" + rb'"\"",' * 12_000_000 + b'""]'),
+        "far more than the 7 entries",
+    ),
+    "12 million backslashes": (
+        lambda f: items(f, b"[" + rb'"\\",' * 12_000_000 + b'""]'),
+        "far more than the 7 entries",
+    ),
+    "12 million lines": (
+        lambda f: items(f, b"[\n" + b'"a",\n' * 12_000_000 + b'""]'),
+        "far more than the 7 entries",
+    ),
+    "20 million lists": (
+        lambda f: items(f, b"[" + b"[]," * 20_000_000 + b"[]]"),
+        "far more than the 7 entries",
+    ),
     "metrics": (lambda folder: nested(folder, "metrics.json", 2**21 - 99), ""),
     "config": (lambda folder: nested(folder, "config.json", 2**20 - 99), "config.json"),
     "recipe": (lambda folder: nested(folder, "recipe.yaml", 2**17 - 99), ""),
@@ -367,5 +548,8 @@ def test_what_would_be_refused_is_not_saved(tmp_path):
     for plot in plots:
         plot.touch()
         os.truncate(plot, 2**25)
-    with pytest.raises(ValueError, match="plots has images of 100,663,296 bytes, more than the 67,108,864 that are read"):
+    with pytest.raises(
+        ValueError,
+        match="plots has images of 100,663,296 bytes, more than the 67,108,864 that are read",
+    ):
         tiny().save_pretrained(tmp_path / "new", plots=plots)

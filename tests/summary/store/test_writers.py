@@ -1,4 +1,6 @@
-"""One writer at a time in a folder: the second is refused, a dead one stands in nobody's way, and what it left is removed."""
+"""One writer at a time in a folder: the second is refused, a dead one stands in nobody's way, and
+what it left is removed.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +51,16 @@ def hold(folder: Path) -> None:
 
 @contextmanager
 def held_by_another_process(folder: Path) -> Iterator[None]:
-    """By the lock that `exclusive` takes, without the seconds that importing torch takes. The process dies of SIGKILL."""
-    code = "import sys, time, filelock; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); print('held', flush=True); time.sleep(600)"
-    with subprocess.Popen([sys.executable, "-c", code, str(folder / LOCK)], stdout=subprocess.PIPE) as child:
+    """By the lock that `exclusive` takes, without the seconds that importing torch takes. The
+    process dies of SIGKILL.
+    """
+    code = (
+        "import sys, time, filelock; lock = filelock.FileLock(sys.argv[1]); lock.acquire();"
+        " print('held', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(folder / LOCK)], stdout=subprocess.PIPE
+    ) as child:
         try:
             assert child.stdout.readline() == b"held\n"
             yield
@@ -59,7 +68,7 @@ def held_by_another_process(folder: Path) -> Iterator[None]:
             child.kill()
 
 
-# -- the lock --------------------------------------------------------------------------------------------------------
+# -- the lock --------------------------------------------------------------------------------------
 
 
 def test_a_folder_is_held_against_other_threads_and_not_against_its_own(tmp_path):
@@ -67,7 +76,9 @@ def test_a_folder_is_held_against_other_threads_and_not_against_its_own(tmp_path
     with exclusive(folder):
         with exclusive(folder), exclusive(str(folder)):
             pass
-        assert [re.match(IN_USE, str(error)) is not None for error in in_thread(lambda: hold(folder))] == [True]
+        assert [
+            re.match(IN_USE, str(error)) is not None for error in in_thread(lambda: hold(folder))
+        ] == [True]
         assert in_thread(lambda: hold(tmp_path / "other")) == []
         tiny().save_pretrained(folder)  # who holds a folder may save there
     assert in_thread(lambda: hold(folder)) == []
@@ -108,10 +119,12 @@ def test_a_lock_that_leads_elsewhere_is_refused(tmp_path):
     assert (tmp_path / "precious").read_text() == "mine"
 
 
-# -- several writers -------------------------------------------------------------------------------------------------
+# -- several writers -------------------------------------------------------------------------------
 
 
-def test_of_many_writers_each_saves_or_is_refused_and_readers_see_one_artefact_or_an_error(tmp_path):
+def test_of_many_writers_each_saves_or_is_refused_and_readers_see_one_artefact_or_an_error(
+    tmp_path,
+):
     save_variant(0, tmp_path)
     errors, read, done = [], [], threading.Event()
 
@@ -133,7 +146,9 @@ def test_of_many_writers_each_saves_or_is_refused_and_readers_see_one_artefact_o
         thread.join()
     done.set()
     reader.join()
-    assert all(isinstance(error, ValueError) and re.match(IN_USE, str(error)) for error in errors), errors
+    assert all(
+        isinstance(error, ValueError) and re.match(IN_USE, str(error)) for error in errors
+    ), errors
     assert len(errors) < 15  # some were saved
     assert read
     for number, farzi in read:
@@ -150,7 +165,7 @@ def test_a_read_during_which_somebody_saves_is_refused(tmp_path):
         read_artefact(tmp_path, lambda artefact: tiny(tau=0.5).save_pretrained(tmp_path))
 
 
-# -- runs ------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 class Then(TrainerCallback):
@@ -164,14 +179,20 @@ class Then(TrainerCallback):
             self.function()
 
 
-def test_a_second_run_in_a_folder_is_refused_before_it_does_anything(tmp_path, sequences, tokenizer):
+def test_a_second_run_in_a_folder_is_refused_before_it_does_anything(
+    tmp_path, sequences, tokenizer
+):
     settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     second, errors = tiny_trainer(tmp_path, sequences, tokenizer, **settings), []
     second.tune_initialization = lambda: pytest.fail("it has begun")
 
     def intrude():
         before = listing(tmp_path)
-        for start in (second.train, lambda: begin_run(second, {}, None), lambda: second.save_model()):
+        for start in (
+            second.train,
+            lambda: begin_run(second, {}, None),
+            lambda: second.save_model(),
+        ):
             errors.extend(in_thread(start))
         assert listing(tmp_path) == before
 
@@ -185,7 +206,7 @@ def test_a_second_run_in_a_folder_is_refused_before_it_does_anything(tmp_path, s
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
 
 
-# -- what dead writers left ------------------------------------------------------------------------------------------
+# -- what dead writers left ------------------------------------------------------------------------
 
 
 def test_what_dead_writers_left_is_removed_and_nothing_else(tmp_path):
@@ -197,18 +218,24 @@ def test_what_dead_writers_left_is_removed_and_nothing_else(tmp_path):
     tiny().save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.glob(".*")] == [notes.name]
     left.symlink_to(notes)
-    with pytest.raises(ValueError, match=r"\.farzi-writing holds what no save of this library leaves; remove it"):
+    with pytest.raises(
+        ValueError, match=r"\.farzi-writing holds what no save of this library leaves; remove it"
+    ):
         tiny(tau=0.5).save_pretrained(tmp_path)
     left.unlink()
     left.mkdir()
     (left / "precious.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"\.farzi-writing holds what no save of this library leaves; remove it"):
+    with pytest.raises(
+        ValueError, match=r"\.farzi-writing holds what no save of this library leaves; remove it"
+    ):
         tiny(tau=0.5).save_pretrained(tmp_path)
     assert (left / "precious.txt").read_text() == "mine"
     assert FarziData.from_pretrained(tmp_path).config.tau == 1.0
 
 
-@pytest.mark.parametrize(("module", "name"), [(writing.pq, "write_table"), (tensor_file, "save_file")])
+@pytest.mark.parametrize(
+    ("module", "name"), [(writing.pq, "write_table"), (tensor_file, "save_file")]
+)
 def test_a_write_that_fails_leaves_the_old_artefact(tmp_path, monkeypatch, module, name):
     def failing(*args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,4 +1,6 @@
-"""The artefact on disk and on its way to the Hub: readable by others, replaced whole or not at all."""
+"""The artefact on disk and on its way to the Hub: readable by others, replaced whole
+or not at all.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,16 @@ from huggingface_hub import DatasetCard
 from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tiny_artefacts import INNER, METRICS, RECIPE, WORDS, save_variant, tiny, variant_on_disk, word_tokenizer
+from tiny_artefacts import (
+    INNER,
+    METRICS,
+    RECIPE,
+    WORDS,
+    save_variant,
+    tiny,
+    variant_on_disk,
+    word_tokenizer,
+)
 from tiny_models import tiny_model
 from tiny_trainer import tiny_learner, tiny_trainer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
@@ -42,8 +53,10 @@ from farzi_hf.summary.store.writing import render_viewer
 
 def test_metrics_that_are_not_finite_are_json_for_every_reader(tmp_path):
     metrics = {
-        "table": [{"name": "diverged", "perplexity": math.inf, "spread": [1.5, -math.inf]}], "gap": math.nan, "note": "ok",
-    }  # fmt: skip
+        "table": [{"name": "diverged", "perplexity": math.inf, "spread": [1.5, -math.inf]}],
+        "gap": math.nan,
+        "note": "ok",
+    }
     tiny().save_pretrained(tmp_path, processing_class=word_tokenizer(), metrics=metrics)
 
     def refuse(name: str) -> None:
@@ -51,7 +64,11 @@ def test_metrics_that_are_not_finite_are_json_for_every_reader(tmp_path):
 
     text = (tmp_path / "metrics.json").read_text(encoding="utf-8")
     strict = json.loads(text, parse_constant=refuse)
-    assert strict["table"][0] == {"name": "diverged", "perplexity": "Infinity", "spread": [1.5, "-Infinity"]}
+    assert strict["table"][0] == {
+        "name": "diverged",
+        "perplexity": "Infinity",
+        "spread": [1.5, "-Infinity"],
+    }
     assert strict["gap"] == "NaN"
     found = FarziData.from_pretrained(tmp_path).results.metrics
     assert found["table"] == metrics["table"]
@@ -59,17 +76,25 @@ def test_metrics_that_are_not_finite_are_json_for_every_reader(tmp_path):
     assert found["note"] == "ok"
 
 
-# -- what others read ------------------------------------------------------------------------------------------------
+# -- what others read ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("vocabulary", [word_tokenizer(), WORDS, None], ids=["tokenizer", "list", "none"])
+@pytest.mark.parametrize(
+    "vocabulary", [word_tokenizer(), WORDS, None], ids=["tokenizer", "list", "none"]
+)
 def test_saved_folders_load_with_datasets(tmp_path, vocabulary, streaming):
     farzi, folder = tiny(), tmp_path / "artefact"
     farzi.save_pretrained(folder, processing_class=vocabulary, metrics=METRICS, recipe={"seed": 0})
 
     def load(*name):
-        rows = load_dataset(str(folder), *name, split="train", streaming=streaming, cache_dir=str(tmp_path / "cache"))
+        rows = load_dataset(
+            str(folder),
+            *name,
+            split="train",
+            streaming=streaming,
+            cache_dir=str(tmp_path / "cache"),
+        )
         return list(rows)
 
     latents, decoder, tokens = load(), load("decoder"), load("tokens")
@@ -79,21 +104,34 @@ def test_saved_folders_load_with_datasets(tmp_path, vocabulary, streaming):
     assert torch.equal(torch.tensor([row["decoder"] for row in decoder]).T, tensors["decoder"])
     assert [row["index"] for row in latents] == [0, 1, 2, 3]
     assert [row["id"] for row in decoder] == list(range(len(WORDS)))
-    assert [(row["sequence"], row["position"]) for row in tokens] == [(i, j) for i in range(4) for j in range(5)]
+    assert [(row["sequence"], row["position"]) for row in tokens] == [
+        (i, j) for i in range(4) for j in range(5)
+    ]
     decoded = farzi.decode(DECODED_TOP_K)
-    assert [row["tokens"] for row in tokens] == [position["tokens"] for sequence in decoded for position in sequence]
+    assert [row["tokens"] for row in tokens] == [
+        position["tokens"] for sequence in decoded for position in sequence
+    ]
     assert ("text" in latents[0]) == ("token" in decoder[0]) == (vocabulary is not None)
     if vocabulary is not None:
         assert [row["token"] for row in decoder] == WORDS
-        assert latents[0]["text"].replace(" | ", " ") == " ".join(position["tokens"][0] for position in decoded[0])
+        assert latents[0]["text"].replace(" | ", " ") == " ".join(
+            position["tokens"][0] for position in decoded[0]
+        )
 
 
 def test_the_artefact_holds_what_it_says(tmp_path, plot):
-    tiny().save_pretrained(tmp_path, word_tokenizer(), METRICS, {"seed": 0, "betas": (0.9, 0.999)}, [plot])
+    tiny().save_pretrained(
+        tmp_path, word_tokenizer(), METRICS, {"seed": 0, "betas": (0.9, 0.999)}, [plot]
+    )
     assert json.loads((tmp_path / "metrics.json").read_text()) == METRICS
-    assert yaml.safe_load((tmp_path / "recipe.yaml").read_text()) == {"seed": 0, "betas": [0.9, 0.999]}
+    assert yaml.safe_load((tmp_path / "recipe.yaml").read_text()) == {
+        "seed": 0,
+        "betas": [0.9, 0.999],
+    }
     assert (tmp_path / "plots" / "curve.png").read_bytes() == plot.read_bytes()
-    on_disk = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    on_disk = {
+        path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
+    }
     assert on_disk == {*ArtefactFolder(tmp_path).names}
 
 
@@ -102,24 +140,34 @@ def test_a_vocabularys_hash_tells_ids_apart_and_nothing_else():
     assert vocabulary_of(["a", "bc"]).hash() != vocabulary_of(["ab", "c"]).hash()
 
 
-# -- card ------------------------------------------------------------------------------------------------------------
+# -- card ------------------------------------------------------------------------------------------
 
 
 def sections(card: str) -> list[str]:
     """Its headings, and what is folded."""
-    return re.findall(r"^(?:## |<summary>)(.*?)(?:</summary>)?$", re.sub(r"```.*?```", "", card, flags=re.S), flags=re.M)
+    return re.findall(
+        r"^(?:## |<summary>)(.*?)(?:</summary>)?$",
+        re.sub(r"```.*?```", "", card, flags=re.S),
+        flags=re.M,
+    )
 
 
 @pytest.mark.parametrize(
     ("labels", "teacher", "shown"),
     [
-        ("own", [{"model_type": "gpt2", "n_embd": 32}, {"model_type": "farzi_rnn"}], "gpt2 (n_embd 32), farzi_rnn"),
+        (
+            "own",
+            [{"model_type": "gpt2", "n_embd": 32}, {"model_type": "farzi_rnn"}],
+            "gpt2 (n_embd 32), farzi_rnn",
+        ),
         ("own", None, None),
         ("shared", {"model_type": "gpt2", "n_embd": 32}, None),
     ],
 )
 def test_card_names_teachers_that_are_not_the_learner(tmp_path, labels, teacher, shown):
-    tiny(inner=INNER, labels=labels).save_pretrained(tmp_path, recipe={**RECIPE, "teacher": teacher})
+    tiny(inner=INNER, labels=labels).save_pretrained(
+        tmp_path, recipe={**RECIPE, "teacher": teacher}
+    )
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert ("| teachers, whose labels it has |" in card) == (shown is not None)
     assert shown is None or f"| teachers, whose labels it has | {shown} |" in card
@@ -129,16 +177,25 @@ def test_card_shows_everything_it_is_given(tmp_path, plot):
     farzi = tiny(inner=INNER)
     farzi.save_pretrained(tmp_path, word_tokenizer(), METRICS, RECIPE, [plot])
     card = DatasetCard.load(tmp_path / "README.md")
-    assert [config["config_name"] for config in card.data.configs] == ["latents", "decoder", "tokens"]
+    assert [config["config_name"] for config in card.data.configs] == [
+        "latents",
+        "decoder",
+        "tokens",
+    ]
     assert card.data.configs[0]["default"] is True
     assert card.data.size_categories == ["n<1K"]
     assert card.data.task_categories == ["text-generation"]
     assert card.data.license == "other"
     assert "language-modeling" in card.data.tags
     assert sections(card.text) == [
-        "How to use it", "Where it comes from", "All facts and figures", "What it says", "The same numbers with PyTorch alone",
-        "Distil it again", "Citation",
-    ]  # fmt: skip
+        "How to use it",
+        "Where it comes from",
+        "All facts and figures",
+        "What it says",
+        "The same numbers with PyTorch alone",
+        "Distil it again",
+        "Citation",
+    ]
     for line in (
         "# 4 synthetic sequences that stand in for the corpus",
         f"| all of its numbers | {farzi.nbytes} bytes |",
@@ -165,7 +222,9 @@ def test_card_shows_everything_it_is_given(tmp_path, plot):
 
 def test_a_summary_that_saves_no_time_says_so(tmp_path):
     tiny().save_pretrained(tmp_path, metrics={**METRICS, "full_data_seconds": 4.0})
-    assert "So the summary does not save time; it saves data." in (tmp_path / "README.md").read_text()
+    assert (
+        "So the summary does not save time; it saves data." in (tmp_path / "README.md").read_text()
+    )
 
 
 def test_a_card_says_what_was_done_for_privacy(tmp_path):
@@ -179,14 +238,18 @@ def test_card_of_a_bare_summary_has_no_empty_sections(tmp_path):
     tiny().save_pretrained(tmp_path)
     card = (tmp_path / "README.md").read_text()
     assert sections(card) == [
-        "How to use it", "Where it comes from", "All facts and figures", "The same numbers with PyTorch alone", "Citation",
-    ]  # fmt: skip
+        "How to use it",
+        "Where it comes from",
+        "All facts and figures",
+        "The same numbers with PyTorch alone",
+        "Citation",
+    ]
     assert "None" not in re.sub(r"```.*?```", "", card, flags=re.S)
     assert "\n\n\n" not in card
     assert "task_categories" not in card
 
 
-# -- replacing a folder ----------------------------------------------------------------------------------------------
+# -- replacing a folder ----------------------------------------------------------------------------
 
 
 def test_files_of_others_stay_and_stale_files_go(tmp_path, plot):
@@ -195,7 +258,9 @@ def test_files_of_others_stay_and_stale_files_go(tmp_path, plot):
     bare = tiny()
     bare.save_pretrained(tmp_path)
     assert (tmp_path / "optimizer.pt").read_bytes() == b"state"
-    assert not any((tmp_path / name).exists() for name in ("tokenizer.json", "metrics.json", "plots/curve.png"))
+    assert not any(
+        (tmp_path / name).exists() for name in ("tokenizer.json", "metrics.json", "plots/curve.png")
+    )
     assert FarziData.from_pretrained(tmp_path).processing_class is None
 
 
@@ -217,7 +282,9 @@ def test_an_artefact_cannot_name_files_outside_its_folder(tmp_path, name):
     victim.touch()
     tiny().save_pretrained(folder)
     tensors, names = load_file(folder / "farzi.safetensors"), [*ArtefactFolder(folder).names, name]
-    save_file(tensors, folder / "farzi.safetensors", metadata={"farzi": json.dumps({"files": names})})
+    save_file(
+        tensors, folder / "farzi.safetensors", metadata={"farzi": json.dumps({"files": names})}
+    )
     assert FarziData.from_pretrained(folder).results.plots == {}
     tiny(tau=0.5).save_pretrained(folder)
     assert victim.exists()
@@ -270,12 +337,18 @@ def test_a_crash_at_any_point_leaves_the_old_artefact_or_the_new_one(tmp_path, r
     assert not list(folder.glob(".*"))
 
 
-# -- viewer.html ----------------------------------------------------------------------------------------------------
+# -- viewer.html -----------------------------------------------------------------------------------
 
 
 EVIL = [
-    "</script><script>document.title='owned'</script>", "<img src=x onerror=alert(1)>", "<!--", "&amp;", "__SUMMARY__", "ü", '"\\',
-]  # fmt: skip
+    "</script><script>document.title='owned'</script>",
+    "<img src=x onerror=alert(1)>",
+    "<!--",
+    "&amp;",
+    "__SUMMARY__",
+    "ü",
+    '"\\',
+]
 
 
 class Elements(HTMLParser):
@@ -297,7 +370,11 @@ def page(farzi: FarziData, folder: Path) -> str:
 
 
 def numbers(html: str) -> dict:
-    return json.loads(re.search(r'<script type="application/json" id="summary">(.*?)</script>', html, re.S).group(1))
+    return json.loads(
+        re.search(r'<script type="application/json" id="summary">(.*?)</script>', html, re.S).group(
+            1
+        )
+    )
 
 
 def with_vocabulary(vocabulary, **changes) -> FarziData:
@@ -306,14 +383,18 @@ def with_vocabulary(vocabulary, **changes) -> FarziData:
     return farzi
 
 
-@pytest.mark.parametrize("vocabulary", [word_tokenizer(), WORDS, None], ids=["tokenizer", "list", "none"])
+@pytest.mark.parametrize(
+    "vocabulary", [word_tokenizer(), WORDS, None], ids=["tokenizer", "list", "none"]
+)
 def test_the_page_stands_alone_and_names_every_entry(tmp_path, vocabulary):
     html = page(with_vocabulary(vocabulary), tmp_path)
     elements = Elements()
     elements.feed(html)
     assert elements.references == []
     assert "http" not in html
-    assert numbers(html)["tokens"] == ([f"[{i}]" for i in range(len(WORDS))] if vocabulary is None else WORDS)
+    assert numbers(html)["tokens"] == (
+        [f"[{i}]" for i in range(len(WORDS))] if vocabulary is None else WORDS
+    )
 
 
 def parts(html: str) -> tuple[list[str], dict]:
@@ -324,7 +405,11 @@ def parts(html: str) -> tuple[list[str], dict]:
 
 
 @fuzzed
-@given(st.lists(st.sampled_from(EVIL) | st.text(st.characters()), min_size=len(WORDS), max_size=len(WORDS)))
+@given(
+    st.lists(
+        st.sampled_from(EVIL) | st.text(st.characters()), min_size=len(WORDS), max_size=len(WORDS)
+    )
+)
 @example(EVIL)
 @example(["</SCRIPT >", "]]>", "<!--<script>", "\u2028", "\ud83d", "\x00", "\r"])
 def test_any_vocabulary_comes_back_equal_and_is_never_markup(vocabulary):
@@ -355,7 +440,9 @@ def run_javascript(html: str, program: str, folder: Path) -> dict:
 
 def test_where_inputs_are_ids_it_shows_them_with_their_labels(tmp_path):
     """A carried teacher too: its page shows the first rows."""
-    taught = FarziData.from_teacher(tiny_model("gpt2", len(WORDS)), sequence_length=5, num_sequences=4, tokenizer=WORDS)
+    taught = FarziData.from_teacher(
+        tiny_model("gpt2", len(WORDS)), sequence_length=5, num_sequences=4, tokenizer=WORDS
+    )
     for farzi in (with_vocabulary(WORDS, inputs="tokens", labels="own"), taught):
         html = page(farzi, tmp_path)
         program = """const all = [];
@@ -370,9 +457,15 @@ def test_where_inputs_are_ids_it_shows_them_with_their_labels(tmp_path):
 
 def test_all_other_entries_together_have_a_bar(tmp_path):
     """It was empty, though they can be likelier than any entry that is shown."""
-    program = "return bars([{id: 1, probability: 0.3}, {id: 4, probability: 0.25}], 5).map((row) => [row.id, row.probability, row.share]);"
+    program = (
+        "return bars([{id: 1, probability: 0.3}, {id: 4, probability: 0.25}], 5).map((row) =>"
+        " [row.id, row.probability, row.share]);"
+    )
     found = run_javascript(page(with_vocabulary(WORDS), tmp_path), program, tmp_path)
-    assert found == [pytest.approx(row) for row in ([1, 0.3, 0.3 / 0.45], [4, 0.25, 0.25 / 0.45], [-1, 0.45, 1.0])]
+    assert found == [
+        pytest.approx(row)
+        for row in ([1, 0.3, 0.3 / 0.45], [4, 0.25, 0.25 / 0.45], [-1, 0.45, 1.0])
+    ]
 
 
 def test_its_script_reads_the_likeliest_entries_entropies_and_orders(tmp_path, monkeypatch):
@@ -395,11 +488,17 @@ def test_its_script_reads_the_likeliest_entries_entropies_and_orders(tmp_path, m
     probabilities = torch.tensor([[row["probability"] for row in at["top"]] for at in found["all"]])
     torch.testing.assert_close(probabilities, soft.values)
     decoded = [position for sequence in farzi.decode(3) for position in sequence]
-    assert [[WORDS[row["id"]] for row in at["top"]] for at in found["all"]] == [position["tokens"] for position in decoded]
+    assert [[WORDS[row["id"]] for row in at["top"]] for at in found["all"]] == [
+        position["tokens"] for position in decoded
+    ]
     entropies = torch.tensor([position["entropy"] for position in decoded])
     torch.testing.assert_close(torch.tensor([at["entropy"] for at in found["all"]]), entropies)
     by_entropy = entropies.view(4, -1).mean(1).argsort().tolist()
-    assert (found["sure"], found["unsure"], found["index"]) == (by_entropy, by_entropy[::-1], [0, 1, 2, 3])
+    assert (found["sure"], found["unsure"], found["index"]) == (
+        by_entropy,
+        by_entropy[::-1],
+        [0, 1, 2, 3],
+    )
 
 
 def test_the_page_of_a_large_summary_holds_its_first_sequences(tmp_path, monkeypatch):
@@ -408,13 +507,15 @@ def test_the_page_of_a_large_summary_holds_its_first_sequences(tmp_path, monkeyp
     monkeypatch.setattr(writing, "SHOWN", few)
     data = numbers(page(farzi, tmp_path))
     assert (data["num_sequences"], data["all_sequences"]) == (few, farzi.config.num_sequences)
-    held = np.frombuffer(base64.b64decode(data["ids"]), dtype="<u4").reshape(few, farzi.config.sequence_length, -1)
+    held = np.frombuffer(base64.b64decode(data["ids"]), dtype="<u4").reshape(
+        few, farzi.config.sequence_length, -1
+    )
     best = farzi(torch.arange(few)).detach().topk(held.shape[-1]).indices
     assert np.array_equal(held, best.numpy())
     assert len(base64.b64decode(data["entropy"])) == 4 * few * farzi.config.sequence_length
 
 
-# -- secrets ---------------------------------------------------------------------------------------------------------
+# -- secrets ---------------------------------------------------------------------------------------
 
 SECRET_TOKEN = "hf_SecretSecretSecret"
 
@@ -429,12 +530,22 @@ def test_no_token_is_printed(text):
 @pytest.mark.parametrize(
     ("path", "kept"),
     [
-        ("/home/ann/omega", "omega"), ("/home/ann/omega/", "omega"), ("C:\\Users\\ann\\omega", "omega"), ("\\\\host\\share\\omega", "omega"),
-        ("~/omega", "omega"), ("~ann/omega", "omega"), ("outputs/omega", "outputs/omega"), ("a / b", "a / b"), ("ml-100k", "ml-100k"),
+        ("/home/ann/omega", "omega"),
+        ("/home/ann/omega/", "omega"),
+        ("C:\\Users\\ann\\omega", "omega"),
+        ("\\\\host\\share\\omega", "omega"),
+        ("~/omega", "omega"),
+        ("~ann/omega", "omega"),
+        ("outputs/omega", "outputs/omega"),
+        ("a / b", "a / b"),
+        ("ml-100k", "ml-100k"),
     ],
-)  # fmt: skip
+)
 def test_of_a_path_outside_the_project_its_name_is_kept(path, kept):
-    assert without_local_paths({"a": [path, 1, None], "b": {"c": path}}) == {"a": [kept, 1, None], "b": {"c": kept}}
+    assert without_local_paths({"a": [path, 1, None], "b": {"c": path}}) == {
+        "a": [kept, 1, None],
+        "b": {"c": kept},
+    }
 
 
 def test_the_artefact_says_nothing_of_this_machine(tmp_path, sequences, tokenizer, monkeypatch):
@@ -451,18 +562,41 @@ def test_the_artefact_says_nothing_of_this_machine(tmp_path, sequences, tokenize
 
     plain = tiny_trainer(home / "out", sequences, tokenizer, {"learner_init": learner})
     record_trajectories(
-        plain.learner, plain.args.make_inner_optimizer(), sequences["train"], plain.data_collator, home / "omega", num=1, steps=2,
-        save_every=1, batch_size=8, seed=0,
-    )  # fmt: skip
-    settings = {"trajectories": str(home / "omega"), "hub_token": SECRET_TOKEN, "run_name": "SecretRun", "max_steps": 1}
-    trainer = tiny_trainer(home / "out", sequences, tokenizer, {"learner_init": learner}, **settings)
+        plain.learner,
+        plain.args.make_inner_optimizer(),
+        sequences["train"],
+        plain.data_collator,
+        home / "omega",
+        num=1,
+        steps=2,
+        save_every=1,
+        batch_size=8,
+        seed=0,
+    )
+    settings = {
+        "trajectories": str(home / "omega"),
+        "hub_token": SECRET_TOKEN,
+        "run_name": "SecretRun",
+        "max_steps": 1,
+    }
+    trainer = tiny_trainer(
+        home / "out", sequences, tokenizer, {"learner_init": learner}, **settings
+    )
     trainer.train()
     trainer.evaluate()
     trainer.save_model(home / "summary")
-    FarziData.from_pretrained(home / "summary").save_pretrained(home / "copy")  # a loaded config knows its folder
+    FarziData.from_pretrained(home / "summary").save_pretrained(
+        home / "copy"
+    )  # a loaded config knows its folder
 
     for path in [*(home / "summary").rglob("*"), *(home / "copy").rglob("*")]:
-        assert path.is_dir() or not re.search(b"Secret|" + str(tmp_path).encode(), path.read_bytes()), path.name
+        assert path.is_dir() or not re.search(
+            b"Secret|" + str(tmp_path).encode(), path.read_bytes()
+        ), path.name
     for folder in ("summary", "copy"):
-        assert yaml.safe_load((home / folder / "recipe.yaml").read_text())["trajectories"] == "omega"
-    assert trainer.args.to_recipe()["trajectories"] == str(home / "omega")  # what a run compares when it goes on
+        assert (
+            yaml.safe_load((home / folder / "recipe.yaml").read_text())["trajectories"] == "omega"
+        )
+    assert trainer.args.to_recipe()["trajectories"] == str(
+        home / "omega"
+    )  # what a run compares when it goes on
