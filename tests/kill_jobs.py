@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from tiny_trainer import say_into, tiny_data, tiny_trainer
 
 from farzi_hf import FarziData, record_trajectories
+from farzi_hf.common.files import replace_file
 from farzi_hf.distillation.run import last_checkpoint
-from farzi_hf.summary.store.folder import replace_file
 
 SEQUENCES, TOKENIZER = tiny_data()
 """Made once: the processes of the jobs are forked from one that has imported this module."""

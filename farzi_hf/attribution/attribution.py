@@ -29,11 +29,11 @@ from transformers import PreTrainedModel, Trainer
 
 from farzi_hf.attribution.replay import Replay
 from farzi_hf.attribution.weighted_training import influence
+from farzi_hf.common.files import is_taken, replace_file
 from farzi_hf.data import IGNORED, vocabulary_of
 from farzi_hf.distillation import Parameters
 from farzi_hf.distillation.learner import is_constant
 from farzi_hf.engine import Adjoint, Tape
-from farzi_hf.summary.store.folder import is_taken, replace_file
 from farzi_hf.summary.store.tensor_file import fingerprint
 
 _SHARE = 1 / 8  # of the memory for the cotangents of queries

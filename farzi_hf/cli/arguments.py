@@ -14,8 +14,8 @@ from datasets import disable_progress_bars
 from transformers import HfArgumentParser, TrainingArguments
 
 from farzi_hf.cli import wrapped
-from farzi_hf.distillation.settings import converted
-from farzi_hf.models.base import did_you_mean
+from farzi_hf.common.checks import did_you_mean
+from farzi_hf.common.settings import converted
 
 
 def parse_arguments(

@@ -25,6 +25,9 @@ import farzi_hf.models  # noqa: F401
 from farzi_hf.attribution import attribute
 from farzi_hf.cli import COMMANDS
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
+from farzi_hf.common.checks import check_size
+from farzi_hf.common.files import is_taken
+from farzi_hf.common.text import terminal_text
 from farzi_hf.data import Interactions, SequenceCollator, load_interactions
 from farzi_hf.data.files import stream_of
 from farzi_hf.data.own import TEXT, recognise, texts_of
@@ -32,9 +35,6 @@ from farzi_hf.data.text import ids_of
 from farzi_hf.data.vocabulary import ITEMS_FILE
 from farzi_hf.distillation.learner_model import readable_positions
 from farzi_hf.engine import ADJOINTS
-from farzi_hf.models.base import check_size
-from farzi_hf.summary.store.folder import is_taken
-from farzi_hf.summary.store.text import terminal_text
 
 COLUMNS = ("user_column", "item_column", "time_column")
 

@@ -24,12 +24,12 @@ import torch
 
 from farzi_hf.cli import COMMANDS
 from farzi_hf.cli.program import ends_in_one_line, summary_at
+from farzi_hf.common.checks import check_size
+from farzi_hf.common.files import is_taken
 from farzi_hf.data.seeds import Purpose, check_seed, derive
-from farzi_hf.models.base import check_size
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.reading import hardened
-from farzi_hf.summary.store.folder import is_taken
 
 _PROBABILITIES, _ROWS = 2**24, 1000
 """The most that exist at the same time."""

@@ -15,14 +15,14 @@ import transformers
 from transformers import HfArgumentParser
 
 from farzi_hf.cli.arguments import parse_arguments
+from farzi_hf.common.files import is_taken
+from farzi_hf.common.settings import setting
+from farzi_hf.common.text import yaml_text
 from farzi_hf.distillation.config import FarziConfig
-from farzi_hf.engine import setting
 from farzi_hf.report import RunSettings
 from farzi_hf.report.suggestion import KEPT, Search, to_stderr
 from farzi_hf.report.tables import save_text
 from farzi_hf.report.trials import Suggestion, words_of
-from farzi_hf.summary.store.folder import is_taken
-from farzi_hf.summary.store.text import yaml_text
 
 USAGE = "farzi distil DATA [--bytes 200kB] [--minutes 10] [--compare] [--dry_run] [--FIELD VALUE …]"
 TRIALS, CONFIG = "trials", "config.yaml"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from farzi_hf.common.text import terminal_text
 from farzi_hf.data import DataUnavailableError
-from farzi_hf.summary.store.text import terminal_text
 
 
 def keep_freed_memory(mmap_threshold: int = 1 << 30, trim_threshold: int = -1) -> None:

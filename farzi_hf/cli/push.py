@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from farzi_hf.cli.program import ends_in_one_line, summary_at
+from farzi_hf.common.text import terminal_text
 from farzi_hf.summary.store.folder import read_artefact
 from farzi_hf.summary.store.hub import push_folder
-from farzi_hf.summary.store.text import terminal_text
 
 
 def command(argv: Sequence[str]) -> None:

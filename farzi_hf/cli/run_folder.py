@@ -11,12 +11,12 @@ from typing import Any
 
 import yaml
 
+from farzi_hf.common.text import as_written, json_text, numbers_of, yaml_text
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.run import changes, check_no_foreign, last_checkpoint, locked
 from farzi_hf.distillation.trainer import FarziTrainer
 from farzi_hf.report.tables import save_text
 from farzi_hf.summary.store.folder import check_destination
-from farzi_hf.summary.store.text import as_written, json_text, numbers_of, yaml_text
 
 HEADER = "# Written by a recipe of farzi_hf: here it goes on, and replaces results of its own.\n"
 _BEFORE_RESULTS = ("recipe.yaml", "start.json")  # what a run has written that has not come far

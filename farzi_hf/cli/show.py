@@ -6,13 +6,13 @@ from typing import Any
 
 from farzi_hf.cli import COMMANDS
 from farzi_hf.cli.program import ends_in_one_line, summary_at
-from farzi_hf.models.base import check_size
+from farzi_hf.common.checks import check_size
+from farzi_hf.common.text import terminal_text
 from farzi_hf.report.tables import markdown
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import INPUTS, PER_SEQUENCE
 from farzi_hf.summary.reading import Decoded
 from farzi_hf.summary.store.tensor_file import STORAGES
-from farzi_hf.summary.store.text import terminal_text
 
 
 def command(argv: Sequence[str]) -> None:

@@ -10,16 +10,16 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
 import farzi_hf.models  # noqa: F401
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, summary_at
+from farzi_hf.common.files import is_taken
+from farzi_hf.common.settings import from_json
 from farzi_hf.data import vocabulary_of
 from farzi_hf.data.seeds import check_seed
 from farzi_hf.distillation.learner_model import check_causal, readable_positions
-from farzi_hf.distillation.settings import from_json
 from farzi_hf.models.base import check_fields
 from farzi_hf.report import Comparison, Measured, TaskData, Verdict
 from farzi_hf.report.rows import prediction_of
 from farzi_hf.report.verdict import first_rows
 from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
-from farzi_hf.summary.store.folder import is_taken
 from farzi_hf.summary.store.untrusted import learner_config
 from farzi_hf.summary.teacher import whole
 

@@ -19,6 +19,8 @@ import pyarrow as pa
 from datasets import IterableDataset, load_dataset
 from pyarrow.parquet import ParquetFile
 
+from farzi_hf.common.text import reason
+
 BUILDERS = {
     ".txt": "text",
     ".md": "text",
@@ -50,11 +52,6 @@ class DataUnavailableError(RuntimeError):
     """A data set is neither in a folder, nor in the cache, nor to be downloaded. The message is one
     line for a user.
     """
-
-
-def reason(error: BaseException) -> str:
-    """The first line of an error, in which text of a file cannot control a terminal."""
-    return repr(next(iter(str(error).splitlines()), type(error).__name__))[1:-1]
 
 
 def unreadable(source: str | Path, error: Exception) -> ValueError:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 
-from farzi_hf.data.files import reason
+from farzi_hf.common.text import reason
 from farzi_hf.data.readers import INTEGER, NAMES, SOURCES, read_own
 from farzi_hf.data.samples import SampleCatalogue
 from farzi_hf.data.seeds import Purpose, stream

@@ -16,12 +16,12 @@ import pyarrow as pa
 from datasets import DatasetDict, IterableDataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from farzi_hf.common.text import reason
 from farzi_hf.data.files import (
     DataUnavailableError,
     files_of,
     kind_of,
     own_splits,
-    reason,
     stream_of,
     unreadable,
 )

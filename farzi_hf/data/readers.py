@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, DownloadManager, load_dataset
 from pyarrow import csv, json, parquet
 
+from farzi_hf.common.text import reason
 from farzi_hf.data.files import (
     DataUnavailableError,
     arrow_batches,
@@ -32,7 +33,6 @@ from farzi_hf.data.files import (
     of_json,
     opened,
     own_splits,
-    reason,
     utf8,
 )
 from farzi_hf.data.sequences import SPLITS

@@ -13,11 +13,9 @@ orders the real batches by `TrainingArguments.seed` in its own way.
 """  # noqa: E501
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from numbers import Real
-from typing import Any
 
 import numpy as np
 import torch
@@ -114,21 +112,6 @@ def check_seed(seed: int, name: str = "seed", bits: int = BITS) -> int:
     if not 0 <= number < 2**bits:
         raise ValueError(f"{name}={seed!r} is not usable; give an integer from 0 to 2**{bits} - 1")
     return number
-
-
-def check_different(name: str, values: Any, least: float | None = None) -> None:
-    """Raises ValueError unless this is a list without a value that is in it twice, or below
-    `least`.
-    """
-    listed = isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0
-    twice = listed and any(value in values[:i] for i, value in enumerate(values))
-    if (
-        not listed
-        or twice
-        or not all(least is None or (isinstance(x, Real) and x >= least) for x in values)
-    ):
-        kind = "values" if least is None else f"numbers of at least {least}"
-        raise ValueError(f"{name}={values!r} is not usable: give a list of different {kind}")
 
 
 def _sequence(seed: int, purpose: Purpose, numbers: tuple[int, ...]) -> np.random.SeedSequence:

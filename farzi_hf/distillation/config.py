@@ -14,6 +14,15 @@ from typing import Any, ClassVar
 
 from transformers import TrainingArguments
 
+from farzi_hf.common.settings import (
+    Setting,
+    check_settings,
+    converted,
+    made,
+    setting,
+    settings_of,
+    with_settings,
+)
 from farzi_hf.data import Vocabulary
 from farzi_hf.data.seeds import check_seed
 from farzi_hf.distillation.inner_training import SyntheticTraining
@@ -22,17 +31,9 @@ from farzi_hf.distillation.objectives import OBJECTIVES, Objective, Parts
 from farzi_hf.distillation.packing import Packing
 from farzi_hf.distillation.processes import check_launcher
 from farzi_hf.distillation.rows import RealData
-from farzi_hf.distillation.settings import (
-    Setting,
-    check_settings,
-    converted,
-    made,
-    settings_of,
-    with_settings,
-)
 from farzi_hf.distillation.teacher import TEACHER_OPTIMIZERS, TeacherTraining
 from farzi_hf.distillation.trajectories import PretrainedStarts, TrajectoryBank
-from farzi_hf.engine import ADJOINTS, OPTIMIZERS, Adjoint, InnerOptimizer, setting
+from farzi_hf.engine import ADJOINTS, OPTIMIZERS, Adjoint, InnerOptimizer
 from farzi_hf.summary import FarziDataConfig
 from farzi_hf.summary.forms import INPUTS, LABELS, OwnLabels
 from farzi_hf.summary.initialization import Start

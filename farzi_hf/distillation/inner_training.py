@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from farzi_hf.common.text import reason
 from farzi_hf.data import minibatches
-from farzi_hf.data.files import reason
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters, is_constant
 from farzi_hf.distillation.processes import shared, world

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from farzi_hf.data.files import reason
+from farzi_hf.common.text import reason
 from farzi_hf.data.seeds import seeded
 from farzi_hf.summary.teacher import no_padding
 

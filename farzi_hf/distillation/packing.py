@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from farzi_hf.common.settings import setting
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Parameters, is_constant
 from farzi_hf.distillation.rows import RealData, real_loss
 from farzi_hf.distillation.teacher import Teacher, TeacherTraining, Trained
-from farzi_hf.engine import setting
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import Tensors
 from farzi_hf.summary.store.tensor_file import STORAGES, TEACHER

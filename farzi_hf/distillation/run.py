@@ -33,12 +33,12 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from farzi_hf.common.files import exclusive, replace_file
+from farzi_hf.common.text import as_written, json_text
 from farzi_hf.data.streams import described as described_rows
 from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.objectives import ConfigurableObjective
 from farzi_hf.distillation.trajectories import TrajectoryBank
-from farzi_hf.summary.store.folder import exclusive, replace_file
-from farzi_hf.summary.store.text import as_written, json_text
 
 try:
     import resource

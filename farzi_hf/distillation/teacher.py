@@ -24,15 +24,16 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from farzi_hf.common.files import replace_file
+from farzi_hf.common.settings import setting
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.processes import broadcast, shared
 from farzi_hf.distillation.rows import RealData, real_loss, train_on, validation_loss
-from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSoap, TrainingState, setting
+from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSoap, TrainingState
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.inner_settings import lr_schedule
-from farzi_hf.summary.store.folder import replace_file
 from farzi_hf.summary.teacher import LinearHead, factors_of_rank
 
 TEACHER_OPTIMIZERS: dict[str, Callable[..., InnerOptimizer]] = {

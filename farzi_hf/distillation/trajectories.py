@@ -26,14 +26,15 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from farzi_hf.common.files import replace_file
+from farzi_hf.common.settings import setting
+from farzi_hf.common.text import as_written, json_text
 from farzi_hf.data.seeds import Purpose, check_seed, derive, stream
 from farzi_hf.data.streams import RowStream, described
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.processes import agreed, world
 from farzi_hf.distillation.rows import RealData, check_rows, real_batches, train_on
-from farzi_hf.engine import InnerOptimizer, setting
-from farzi_hf.summary.store.folder import replace_file
-from farzi_hf.summary.store.text import as_written, json_text
+from farzi_hf.engine import InnerOptimizer
 
 logger = logging.getLogger(__name__)
 

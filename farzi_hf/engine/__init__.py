@@ -27,7 +27,6 @@ from farzi_hf.engine.optimizers import (
     PaperAdam,
     Soap,
     State,
-    setting,
 )
 from farzi_hf.engine.unroll import gradients, train, unroll
 
@@ -55,7 +54,6 @@ __all__ = [
     "autocast_settings",
     "gradients",
     "no_autocast",
-    "setting",
     "train",
     "unroll",
 ]

@@ -7,10 +7,8 @@ Sequences are padded on the *right*. A strictly causal model then cannot see the
 real position. Position 1 holds the oldest item of the input, in training and in `recommend`.
 """
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from numbers import Integral
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +24,8 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.auto import CONFIG_MAPPING
+
+from farzi_hf.common.checks import check_size, did_you_mean
 
 PADDING = 0
 
@@ -79,21 +79,6 @@ def check_fields(settings: Mapping[str, Any], name: str, **sizes: int) -> None:
             raise ValueError(
                 f"{name}: {key}={settings[key]!r:.80}, but the data have {value}; leave {key} out"
             )
-
-
-def did_you_mean(name: Any, known: Iterable[str]) -> str:
-    """What an error message says after a name that is not among the known ones."""
-    close = difflib.get_close_matches(str(name), list(known), n=1)
-    return f": did you mean {close[0]}?" if close else ""
-
-
-def check_size(name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
-    """`value` as an int. Raises ValueError unless it is an integer from `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r:.200}")
-    if value > most:
-        raise ValueError(f"{name} must be an integer of at most {most:,}, got {value!r:.200}")
-    return int(value)
 
 
 class SequenceModel(PreTrainedModel):

@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import AutoLocator, LogLocator, NullFormatter
 
-from farzi_hf.summary.store.folder import replace_file
-from farzi_hf.summary.store.text import number
+from farzi_hf.common.files import replace_file
+from farzi_hf.common.text import number
 
 INK, MUTED = "#333333", "#9aa5b1"
 SUMMARY, REAL, SOME_REAL, TEACHER, COUNTED = "#0072b2", "#d55e00", "#e69f00", "#009e73", "#6b7680"

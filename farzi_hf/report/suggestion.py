@@ -33,6 +33,8 @@ import torch
 from datasets import Dataset, DatasetDict
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from farzi_hf.common.files import exclusive
+from farzi_hf.common.text import as_written, json_text, numbers_of
 from farzi_hf.data import flatten_sequences, random_sequences
 from farzi_hf.data.sequences import id_bits
 from farzi_hf.data.streams import described
@@ -45,8 +47,6 @@ from farzi_hf.report.comparison import Comparison, with_ids
 from farzi_hf.report.tables import save_json
 from farzi_hf.report.trials import Suggestion, Trial, width_of, words_of
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.store.folder import exclusive
-from farzi_hf.summary.store.text import as_written, json_text, numbers_of
 from farzi_hf.tasks import Task
 
 KEPT = "trials.json"

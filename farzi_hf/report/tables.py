@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from farzi_hf.summary.store.folder import replace_file
-from farzi_hf.summary.store.text import json_text, terminal_text
+from farzi_hf.common.files import replace_file
+from farzi_hf.common.text import json_text, terminal_text
 
 
 def markdown(rows: Sequence[Mapping[str, str]], texts: Sequence[str] = ()) -> str:

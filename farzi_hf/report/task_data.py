@@ -13,13 +13,13 @@ from typing import Any
 
 from datasets import DatasetDict
 
+from farzi_hf.common.checks import check_different
+from farzi_hf.common.settings import converted, from_json, setting
 from farzi_hf.data import SAMPLE_INTERACTIONS, TEXTS, recognise
 from farzi_hf.data.own import INTERACTIONS, TEXT
 from farzi_hf.data.readers import SOURCES
-from farzi_hf.data.seeds import check_different, check_seed
+from farzi_hf.data.seeds import check_seed
 from farzi_hf.data.streams import described
-from farzi_hf.distillation.settings import converted, from_json
-from farzi_hf.engine import setting
 from farzi_hf.models.base import check_fields
 from farzi_hf.report.rows import BASELINES
 from farzi_hf.summary import FarziData

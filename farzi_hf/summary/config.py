@@ -12,12 +12,12 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from farzi_hf.common.checks import check_size
+from farzi_hf.common.text import parse_mapping
 from farzi_hf.data import Vocabulary
 from farzi_hf.data.seeds import check_seed
-from farzi_hf.models.base import check_size
 from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.summary.store.tensor_file import STORAGES
-from farzi_hf.summary.store.text import parse_mapping
 from farzi_hf.summary.store.untrusted import plain_learner
 
 _SHOWN_POSITIONS = 2**18

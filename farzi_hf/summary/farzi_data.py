@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
 from transformers import PreTrainedModel, TrainingArguments
 
+from farzi_hf.common.checks import check_size
+from farzi_hf.common.text import without_local_paths
 from farzi_hf.data import Vocabulary, vocabulary_of
-from farzi_hf.models.base import check_size
 from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.endless import DrawnRows, EndlessRows, RowsDataset
 from farzi_hf.summary.forms import INPUTS, batch_of, device_of
@@ -36,7 +37,6 @@ from farzi_hf.summary.store.card import OF_THE_DATA, Contents
 from farzi_hf.summary.store.folder import CONFIG, TENSORS, ArtefactFolder, read_artefact
 from farzi_hf.summary.store.hub import fetch_artefact, push_folder
 from farzi_hf.summary.store.tensor_file import SHARES, STORAGES, TEACHER, fingerprint, load_tensors
-from farzi_hf.summary.store.text import without_local_paths
 from farzi_hf.summary.store.untrusted import load_vocabulary
 from farzi_hf.summary.store.writing import (
     Results,

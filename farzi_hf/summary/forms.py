@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from farzi_hf.engine import setting
+from farzi_hf.common.settings import setting
 from farzi_hf.summary.endless import DrawnRows, WrittenRows
 from farzi_hf.summary.initialization import INITIALIZATIONS, INPUT_SEQUENCES, Shares
 from farzi_hf.summary.soft_tokens import SoftTokens

@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from datasets import Dataset
 from torch import Tensor
 
+from farzi_hf.common.settings import setting
 from farzi_hf.data.seeds import Purpose, derive, seeded, stream
 from farzi_hf.data.streams import RowStream, start_sequences
-from farzi_hf.engine import setting
 
 if TYPE_CHECKING:
     from farzi_hf.summary.farzi_data import FarziData

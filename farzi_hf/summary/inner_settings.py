@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from transformers import SchedulerType, TrainingArguments, get_scheduler
 
+from farzi_hf.common.checks import check_size
 from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
-from farzi_hf.models.base import check_size
 from farzi_hf.summary.config import check_choice
 from farzi_hf.summary.forms import TeacherLabels
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from farzi_hf.common.checks import check_size
 from farzi_hf.data import Vocabulary
 from farzi_hf.data.seeds import Purpose, derive
-from farzi_hf.summary.config import FarziDataConfig, check_size
+from farzi_hf.summary.config import FarziDataConfig
 from farzi_hf.summary.forms import PER_SEQUENCE, Tensors, batch_of, device_of, rows_of
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.store.tensor_file import SHARES

@@ -31,9 +31,9 @@ from tqdm import tqdm
 
 from farzi_hf.cli.program import keep_freed_memory
 from farzi_hf.cli.run_folder import check_files
+from farzi_hf.common.text import numbers_of
 from farzi_hf.report import save_json
 from farzi_hf.report.rendering import commit_of
-from farzi_hf.summary.store.text import numbers_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>

@@ -19,10 +19,12 @@ from torch import Tensor
 from farzi_hf.attribution import WeightedTraining
 from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.run_folder import kept
+from farzi_hf.common.checks import check_different
+from farzi_hf.common.settings import setting
 from farzi_hf.data import minibatches
-from farzi_hf.data.seeds import Purpose, check_different, derive, stream
+from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.distillation import Learner
-from farzi_hf.engine import OPTIMIZERS, InnerOptimizer, setting
+from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
 from farzi_hf.report import RunSettings, TaskData
 from farzi_hf.tasks import Recommendation
 

@@ -26,11 +26,11 @@ from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept
+from farzi_hf.common.files import replace_file
 from farzi_hf.distillation.run import discard_checkpoints
 from farzi_hf.metrics import mean_and_spread
 from farzi_hf.report import Comparison, Measured, rows
 from farzi_hf.report.rendering import distillation_seconds
-from farzi_hf.summary.store.folder import replace_file
 from farzi_hf.tasks import Row, Task
 
 FULL, LONG = "full data", "full data, long"

@@ -23,7 +23,7 @@ from farzi_hf import FarziConfig, TrajectoryBank, record_trajectories
 from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.cli.run_folder import check_outputs
-from farzi_hf.data.seeds import check_different
+from farzi_hf.common.checks import check_different
 from farzi_hf.report import (
     RunSettings,
     TaskData,

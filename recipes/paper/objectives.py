@@ -19,7 +19,7 @@ from evidence import Claim
 from experiment import Experiment, Forms, full_data_claim
 
 from farzi_hf.cli.program import run
-from farzi_hf.data.seeds import check_different
+from farzi_hf.common.checks import check_different
 from farzi_hf.tasks import Task
 
 FORMS: Forms = {"own": "objectives_own", "paper": "objectives"}

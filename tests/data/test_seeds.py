@@ -12,8 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tiny_trainer import tiny_trainer
 
+from farzi_hf.common.checks import check_different
 from farzi_hf.data import Interactions, random_sequences
-from farzi_hf.data.seeds import Purpose, check_different, check_seed, derive, stream
+from farzi_hf.data.seeds import Purpose, check_seed, derive, stream
 from farzi_hf.summary.initialization import Spectral
 
 numbers = (

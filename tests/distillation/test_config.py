@@ -14,10 +14,10 @@ import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
 from farzi_hf import engine
+from farzi_hf.common.settings import made, setting, settings_of, with_settings
 from farzi_hf.distillation import random_starts
 from farzi_hf.distillation.config import UNSUPPORTED, FarziConfig
-from farzi_hf.distillation.settings import made, settings_of, with_settings
-from farzi_hf.engine import OPTIMIZERS, InnerAdam, InnerAdamW, InnerSGD, Tape, setting
+from farzi_hf.engine import OPTIMIZERS, InnerAdam, InnerAdamW, InnerSGD, Tape
 from farzi_hf.summary.inner_settings import inner_optimizer
 
 # Nothing here is a default, so that every one of them has to travel.

@@ -12,12 +12,12 @@ from datasets import Dataset, DatasetDict
 from tiny_recipes import small_interactions, small_text
 
 from farzi_hf import FarziConfig, FarziTrainer, LanguageModeling, Recommendation, suggest
+from farzi_hf.common.files import exclusive
 from farzi_hf.data import tokenize, word_tokenizer
 from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.report import suggestion
 from farzi_hf.report.suggestion import _PACKINGS, Search
 from farzi_hf.report.trials import Trial, leaderboard
-from farzi_hf.summary.store.folder import exclusive
 
 GPT2 = {
     "model_type": "gpt2",

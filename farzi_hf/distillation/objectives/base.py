@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
+from farzi_hf.common.settings import made
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.rows import RealData
-from farzi_hf.distillation.settings import made
 from farzi_hf.distillation.trajectories import (
     PretrainedStarts,
     Starts,

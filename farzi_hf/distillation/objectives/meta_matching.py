@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from farzi_hf.common.settings import setting
 from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Parts
 from farzi_hf.distillation.trajectories import Starts, random_starts
-from farzi_hf.engine import TrainingState, setting
+from farzi_hf.engine import TrainingState
 from farzi_hf.summary.forms import Tensors, device_of
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from farzi_hf.common.settings import setting
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.objectives.base import Batch, ConfigurableObjective, Parts
 from farzi_hf.distillation.trajectories import TrajectoryBank, last_start
-from farzi_hf.engine import setting
 from farzi_hf.summary.forms import Tensors, device_of
 
 

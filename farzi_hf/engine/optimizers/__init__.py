@@ -3,7 +3,7 @@
 """
 
 from farzi_hf.engine.optimizers.adam import InnerAdam, InnerAdamW, PaperAdam
-from farzi_hf.engine.optimizers.base import InnerOptimizer, InvertibleOptimizer, State, setting
+from farzi_hf.engine.optimizers.base import InnerOptimizer, InvertibleOptimizer, State
 from farzi_hf.engine.optimizers.sgd import InnerSGD
 from farzi_hf.engine.optimizers.soap import InnerSoap, Soap
 
@@ -18,7 +18,6 @@ __all__ = [
     "PaperAdam",
     "Soap",
     "State",
-    "setting",
 ]
 
 OPTIMIZERS: dict[str, type[InnerOptimizer]] = {

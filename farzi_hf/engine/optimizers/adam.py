@@ -19,12 +19,12 @@ from farzi_hf.engine.optimizers.base import (
     State,
     check_fields,
     decayed,
+    described,
     is_number,
     learning_rate,
     max_grad_norm,
     moves_root,
     root,
-    setting,
     weight_decay,
 )
 
@@ -78,13 +78,13 @@ class InnerAdam(InvertibleOptimizer):
     )  # the Trainer's Adam is AdamW
 
     lr: float = learning_rate()
-    betas: tuple[float, float] = setting(
+    betas: tuple[float, float] = described(
         (0.9, 0.999),
         "β1 β2 of the inner Adam; in a few hundred steps, β1 = 0.9 overshoots",
         name="inner_betas",
         start=None,
     )
-    eps: float = setting(
+    eps: float = described(
         1e-8,
         "ε of the inner Adam; a larger one, such as 1e-4, keeps the meta-gradient of a long unroll"
         " smooth",
@@ -217,7 +217,7 @@ class InnerAdamW(InnerAdam):
     coupled: ClassVar[float] = 0.0
     without_stock_twin: ClassVar[tuple[str, ...]] = ("eps_root",)
 
-    weight_decay: float = setting(
+    weight_decay: float = described(
         0.01, "λ of the inner optimizer", name="inner_weight_decay", start=0.0
     )
     no_decay: tuple[str, ...] = ()

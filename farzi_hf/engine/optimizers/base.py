@@ -26,38 +26,35 @@ State = tuple[Tensor, ...]
 FLOAT32_BITS = 24
 
 
-def setting(default: Any = MISSING, help: str = "", **metadata: Any) -> Any:
-    """A field of a dataclass that a config can set, and so a YAML file and the command line.
+def described(default: Any, help: str, **metadata: Any) -> Any:
+    """A hyper-parameter that a config may offer: a field of a dataclass with words about it.
 
     Args:
-        default: of the dataclass; without one, the field must be given.
+        default: of the dataclass; `MISSING` where it must be given.
         help: what it is.
-        metadata: `name` and `start`, the name and the default in the config, where they differ;
-            more in `farzi_hf.distillation.settings`.
+        metadata: `name` and `start`, the name and the default in a config, where they differ.
     """
     return field(default=default, metadata={"help": help, **metadata})
 
 
 def learning_rate() -> Any:
-    """The setting `lr` of every optimizer."""
-    return setting(
-        help="α, the learning rate of the inner optimizer", name="inner_learning_rate", start=None
-    )
+    """The hyper-parameter `lr` of every optimizer."""
+    help = "α, the learning rate of the inner optimizer"
+    return described(MISSING, help, name="inner_learning_rate", start=None)
 
 
 def weight_decay() -> Any:
-    """The setting `weight_decay` of optimizers."""
-    return setting(0.0, "λ of the inner optimizer", name="inner_weight_decay")
+    """The hyper-parameter `weight_decay` of optimizers."""
+    return described(0.0, "λ of the inner optimizer", name="inner_weight_decay")
 
 
 def max_grad_norm() -> Any:
-    """The setting `max_grad_norm` of optimizers."""
-    return setting(
-        None,
+    """The hyper-parameter `max_grad_norm` of optimizers."""
+    help = (
         "C, to which an inner gradient's norm is clipped, as `max_grad_norm` of the stock Trainer"
-        " clips; by default it is not",
-        name="inner_max_grad_norm",
+        " clips; by default it is not"
     )
+    return described(None, help, name="inner_max_grad_norm")
 
 
 class InnerOptimizer(ABC):

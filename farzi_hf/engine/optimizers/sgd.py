@@ -14,10 +14,10 @@ from farzi_hf.engine.optimizers.base import (
     State,
     check_fields,
     decayed,
+    described,
     is_number,
     learning_rate,
     max_grad_norm,
-    setting,
     weight_decay,
 )
 
@@ -53,7 +53,7 @@ class InnerSGD(InvertibleOptimizer):
     )  # Trainer leaves out biases and norms
 
     lr: float = learning_rate()
-    momentum: float = setting(0.0, "momentum of the inner SGD", name="inner_momentum")
+    momentum: float = described(0.0, "momentum of the inner SGD", name="inner_momentum")
     weight_decay: float = weight_decay()
     lr_schedule: Callable[[int], float] | None = None
     max_grad_norm: float | None = max_grad_norm()

@@ -16,10 +16,11 @@ from huggingface_hub import DatasetCard, DatasetCardData
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
+from farzi_hf.common import text as markup
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.initialization import DRAWN, INPUT_SEQUENCES, WRITTEN
-from farzi_hf.summary.store import text as markup
 from farzi_hf.summary.store.hub import PLACEHOLDER
+from farzi_hf.summary.store.results import check_results
 from farzi_hf.summary.store.tensor_file import SHARES, STORAGES, TEACHER
 from farzi_hf.summary.store.untrusted import NOT_SHOWN, sizes_of
 
@@ -104,7 +105,7 @@ def render_card(
         STORAGES[contents.config.storage],
     )
     metrics, recipe = metrics or {}, recipe or {}
-    markup.check_results(metrics, recipe, "metrics", "recipe")
+    check_results(metrics, recipe, "metrics", "recipe")
     learner, given = recipe.get("learner"), recipe.get("teacher")
     known = isinstance(learner, Mapping) and isinstance(learner.get("model_type"), str)
     examples = greedy_texts(vocabulary, contents.decoded[:3]) if vocabulary.named else []

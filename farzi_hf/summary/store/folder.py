@@ -23,17 +23,15 @@ import os
 import re
 import shutil
 import stat
-import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
-from itertools import accumulate
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from filelock import FileLock, Timeout
 from torch import Tensor
 
+from farzi_hf.common.files import exclusive, find_file, flush, status_of
 from farzi_hf.data.vocabulary import ITEMS_FILE
 from farzi_hf.summary.store.tensor_file import listed_files, write_tensors
 
@@ -93,7 +91,8 @@ def pattern_of(name: str) -> str | None:
 
 # -- reading them ----------------------------------------------------------------------------------
 
-_WRITING, _COMMITTED, LOCK = ".farzi-writing", ".farzi-committed", ".farzi-lock"
+_WRITING = ".farzi-writing"
+_COMMITTED = ".farzi-committed"
 _FLAGS = (
     os.O_RDONLY
     | getattr(os, "O_NOFOLLOW", 0)
@@ -168,7 +167,7 @@ def read_artefact(folder: Path, read: Callable[[ArtefactFolder], T]) -> T:
     """
 
     def state() -> list[tuple[int, int] | None]:
-        found = [_lstat(path) for path in (folder / _COMMITTED / TENSORS, folder / TENSORS)]
+        found = [status_of(path) for path in (folder / _COMMITTED / TENSORS, folder / TENSORS)]
         return [facts and (facts.st_ino, facts.st_mtime_ns) for facts in found]
 
     before = state()
@@ -181,54 +180,6 @@ def read_artefact(folder: Path, read: Callable[[ArtefactFolder], T]) -> T:
         if state() == before:
             return result
     raise ValueError(f"{str(folder)!r} was saved while it was read; load it again")
-
-
-def find_file(root: Path, name: str) -> Path | None:
-    """The plain file `name` under the folder `root`; None if it does not exist, ValueError if
-    something else is there. Only one kind of link is followed: huggingface_hub's own, from a
-    snapshot in its cache to a file of the same repository.
-    """
-    *folders, path = [root / part for part in accumulate(PurePosixPath(name).parts, PurePosixPath)]
-    for folder in folders:
-        if (found := _lstat(folder)) is None:
-            return None
-        if not stat.S_ISDIR(found.st_mode):
-            raise ValueError(
-                f"{folder} is a link or a file where a folder is due; put the folder there, or"
-                " remove it"
-            )
-    if (found := _lstat(path)) is None:
-        return None
-    if stat.S_ISLNK(found.st_mode):
-        if (blob := _blob(root, path)) is not None:
-            return blob
-        raise ValueError(
-            f"{path} is a link, which is not followed; put the file itself there, or load it by its"
-            " name"
-        )
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-        raise ValueError(
-            f"{path} is no plain file; a hard link may be a private one: put a copy there, or"
-            " remove it"
-        )
-    return path
-
-
-def _lstat(path: Path) -> os.stat_result | None:
-    """Facts of `path` itself, even if it is a link; None if there is nothing."""
-    with suppress(FileNotFoundError, NotADirectoryError):
-        return os.lstat(path)
-    return None
-
-
-def _blob(root: Path, link: Path) -> Path | None:
-    """The file that `link` leads to, if `root` is a snapshot of a dataset in the Hub's cache and
-    the file is one of its blobs.
-    """
-    snapshot, target = root.resolve(), Path(os.path.realpath(link))
-    blobs = snapshot.parent.parent / "blobs"
-    cached = snapshot.parent.name == "snapshots" and blobs.parent.name.startswith("datasets--")
-    return target if cached and target.parent == blobs and target.is_file() else None
 
 
 # -- replacing them --------------------------------------------------------------------------------
@@ -323,7 +274,7 @@ def _remove(folder: Path) -> None:
         for path in (*(folder / name for name in _FOLDERS), folder):
             with suppress(OSError):  # it is not empty, or not there
                 path.rmdir()
-    if _lstat(folder) is not None:
+    if status_of(folder) is not None:
         raise ValueError(
             f"{folder} holds what no save of this library leaves; remove it, and do not trust this"
             " folder"
@@ -337,67 +288,3 @@ def _files(folder: Path) -> list[Path]:
 
 
 # -- one writer, and whole files -------------------------------------------------------------------
-
-
-@contextmanager
-def exclusive(folder: str | os.PathLike) -> Iterator[None]:
-    """Locks `folder`, which is made if there is none, for this thread alone, or raises ValueError.
-    The thread may lock it a second time. It is a lock of the operating system on a file that is
-    removed at the end. A process that dies loses its lock.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    find_file(folder, LOCK)  # raises where it leads elsewhere
-    path = folder.resolve() / LOCK
-    lock = FileLock(
-        path, is_singleton=True
-    )  # one object per path, or a thread would wait for itself
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        raise ValueError(
-            f"folder={str(folder)!r} is in use: another process or thread writes to it"
-        ) from None
-    try:
-        yield
-    finally:
-        if lock.lock_counter == 1:
-            # Before the release: after it, the file may be another process's lock. Windows cannot
-            # remove an open file; there the release does it.
-            with suppress(OSError):
-                path.unlink()
-        lock.release()
-
-
-def is_taken(folder: Path) -> bool:
-    """Whether something is there that a new folder would overwrite: a file, or a folder that is not
-    empty.
-    """
-    return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-
-
-def replace_file(path: Path, write: Callable[[Path], None]) -> None:
-    """Replaces the file `path` by the one that `write(new_path)` writes. A crash leaves the old
-    file or none, never half a file.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staging = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex}")
-    try:
-        write(staging)
-        flush(staging)
-        os.replace(staging, path)
-    finally:
-        staging.unlink(missing_ok=True)
-    flush(path.parent)
-
-
-def flush(path: Path) -> None:
-    """Makes `path` survive a power cut: the rename that follows must not reach the disk before the
-    file's content.
-    """
-    with suppress(PermissionError):  # Windows cannot open folders
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

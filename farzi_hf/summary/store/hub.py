@@ -15,10 +15,10 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import HFValidationError, HTTPError
 
+from farzi_hf.common.text import parse_mapping, terminal_text
 from farzi_hf.summary.store import folder as layout
 from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of, read_artefact
 from farzi_hf.summary.store.tensor_file import read_metadata
-from farzi_hf.summary.store.text import parse_mapping, terminal_text
 
 logger = logging.getLogger(__name__)
 

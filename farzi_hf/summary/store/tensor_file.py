@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from farzi_hf.summary.store.text import parse_mapping
+from farzi_hf.common.text import parse_mapping
 
 Tensors = Mapping[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]

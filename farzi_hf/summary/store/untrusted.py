@@ -28,11 +28,11 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from farzi_hf.common.text import parse, parse_mapping, terminal_text
 from farzi_hf.data import Vocabulary
 from farzi_hf.models.base import NextItemConfig
 from farzi_hf.summary.store import folder as layout
 from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of
-from farzi_hf.summary.store.text import parse, parse_mapping, terminal_text
 
 logger = logging.getLogger(__name__)
 

@@ -17,19 +17,13 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from farzi_hf.common.text import json_text, numbers_of, parse_mapping, script_json, yaml_text
 from farzi_hf.data.vocabulary import Vocabulary
 from farzi_hf.summary.store import folder as layout
 from farzi_hf.summary.store.card import SHOWN, Contents, greedy_texts, render_card, tables_of
 from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of, replace_files
+from farzi_hf.summary.store.results import check_results
 from farzi_hf.summary.store.tensor_file import STORAGES
-from farzi_hf.summary.store.text import (
-    check_results,
-    json_text,
-    numbers_of,
-    parse_mapping,
-    script_json,
-    yaml_text,
-)
 from farzi_hf.summary.store.untrusted import plain_learner, save_vocabulary
 
 _AT_ONCE = 1000  # sequences that are decoded at the same time

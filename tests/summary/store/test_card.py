@@ -23,9 +23,9 @@ from tiny_artefacts import INNER, WORDS, tiny, word_tokenizer
 from transformers import GPT2Config
 
 from farzi_hf import SASRecConfig
+from farzi_hf.common import text as escaping
 from farzi_hf.models import SASRecForNextItem
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.store import text as escaping
 from farzi_hf.summary.store.card import render_card
 from farzi_hf.summary.store.hub import PLACEHOLDER
 

@@ -20,10 +20,11 @@ from tiny_trainer import tiny_trainer
 from transformers import TrainerCallback
 
 from farzi_hf.cli.run_folder import begin_run
+from farzi_hf.common.files import LOCK, exclusive
 from farzi_hf.distillation.run import last_checkpoint
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.store import tensor_file, writing
-from farzi_hf.summary.store.folder import LOCK, exclusive, read_artefact
+from farzi_hf.summary.store.folder import read_artefact
 
 IN_USE = r"folder='.*' is in use: another process or thread writes to it"
 

@@ -42,12 +42,12 @@ from tiny_trainer import tiny_learner, tiny_trainer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from farzi_hf import FarziConfig, record_trajectories
+from farzi_hf.common.text import without_local_paths
 from farzi_hf.data import vocabulary_of
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.farzi_data import _SHOWN_TOKENS as DECODED_TOP_K
 from farzi_hf.summary.store import writing
 from farzi_hf.summary.store.folder import ArtefactFolder
-from farzi_hf.summary.store.text import without_local_paths
 from farzi_hf.summary.store.writing import render_viewer
 
 

@@ -2,7 +2,7 @@
 checks of their values.
 
 The settings of a variant are the fields of its dataclass `Settings`, or of the variant itself, that
-`farzi_hf.engine.setting` has made. A setting may say: `help`; `name` and `start`, the name and the
+`setting` has made. A setting may say: `help`; `name` and `start`, the name and the
 default in the config where they differ; `least`, of an integer; `table`, the variants of which it
 names one; `parts`, classes whose settings count where it is not None.
 """
@@ -19,6 +19,18 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import numpy as np
 
 logger = logging.getLogger(__name__)
+
+
+def setting(default: Any = MISSING, help: str = "", **metadata: Any) -> Any:
+    """A field of a dataclass that a config can set, and so a YAML file and the command line.
+
+    Args:
+        default: of the dataclass; without one, the field must be given.
+        help: what it is.
+        metadata: `name` and `start`, the name and the default in the config, where they differ;
+            more in the text of this module.
+    """
+    return field(default=default, metadata={"help": help, **metadata})
 
 
 @dataclass
