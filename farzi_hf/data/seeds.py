@@ -69,6 +69,7 @@ class Purpose(IntEnum):
     PACKING = 38  # the minibatches of a teacher's training in few bits
     DROPOUT = 39  # (step): the masks of a step of training on real data
     NEGATIVES = 40  # items among which a target is ranked
+    COUNTED_ROWS = 45  # (row): a text that a counted model writes
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:
