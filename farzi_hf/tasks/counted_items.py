@@ -39,7 +39,7 @@ _VOTES = 50_000_000
 """The most votes that are kept: of each item its largest ones, 500 at least."""
 _FEWEST = 500
 _PAIRS = 4_000_000  # that are counted at once
-_SCORES = 2**23  # that exist at the same time
+_SCORES = 2**20  # that exist at the same time: few, so that they stay in the processor's cache
 
 
 class Votes(ABC):
@@ -255,7 +255,8 @@ class SequenceRules(CountedModel):
         rows = np.repeat(np.arange(len(recent)), lengths)
         shape = (len(recent), self.vocab_size)
         voting = sparse.coo_array((weights.astype(np.float32), (rows, items)), shape=shape)
-        found = (voting.tocsr() @ self.votes).toarray().astype(np.float64) * share
+        found = (voting.tocsr() @ self.votes).toarray().astype(np.float64)
+        found *= share
         # Popularity decides between items without votes, and is far too small to decide elsewhere.
         found += self.popularity * (1e-12 / max(1, self.popularity.max()))
         found[:, 0] = -np.inf
