@@ -89,19 +89,22 @@ def facts(farzi: FarziData) -> dict[str, str]:
             ),
             "labels": "what the teacher predicts after each id",
         }
-    data, compressed = (
-        isinstance(x := metrics.get(name), int) and f"{x:,}"
-        for name in ("data_bytes", "data_bytes_after_xz")
-    )
+    of_data = {
+        name: f"{value:,}{words}"
+        for name, words in (
+            ("data_bytes", ""),
+            ("data_bytes_flat", " in flat bits"),
+            ("data_bytes_after_xz", " after xz -9"),
+        )
+        if isinstance(value := metrics.get(name), int)
+    }
     known = {
         "distilled from": metrics.get("dataset") or recipe.get("dataset"),
         "with a learner": learner.get("model_type") if isinstance(learner, dict) else None,
         **made,
         "vocabulary": f"{config.vocab_size:,} entries{unnamed}",
         "bytes" if farzi.carried is None else "bytes to keep": f"{farzi.nbytes:,}",
-        "bytes of the data": (
-            data + (f"; {compressed} after xz -9" if compressed else "") if data else None
-        ),
+        "bytes of the data": "; ".join(of_data.values()) if "data_bytes" in of_data else None,
         "to be trained with": (
             ", ".join(f"{name} {value}" for name, value in (config.inner or {}).items()) or None
         ),
