@@ -31,7 +31,16 @@ KINDS = {
     TEACHER: ("the teacher", ("teacher", "the packed teacher", "same inputs")),
     COUNTED: (
         "counted",
-        ("unigram", "interpolated", "popularity", "item bigram", "counted", "the paper"),
+        (
+            "unigram",
+            "interpolated",
+            "Kneser-Ney",
+            "popularity",
+            "item bigram",
+            "rules of sequences",
+            "counted",
+            "the paper",
+        ),
     ),
 }
 """The same colour for the same thing in every figure: what it stands for, and how names of such
