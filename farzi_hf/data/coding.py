@@ -123,10 +123,9 @@ def _predicted(
     Args:
         shorter: the probabilities after shorter contexts, for each scale.
     """
-    seen, pairs = _earlier(contexts * vocab_size + ids)
-    total, numbers = _earlier(contexts)
+    seen, pairs, _ = _earlier(contexts * vocab_size + ids)
+    total, numbers, order = _earlier(contexts)
     is_new = (seen == 0).astype(np.int64)
-    order = np.argsort(numbers, kind="stable")
     running = np.cumsum(is_new[order])
     sizes = np.bincount(numbers)
     before = np.concatenate([[0], running])[np.cumsum(sizes) - sizes]  # in earlier contexts
@@ -141,8 +140,10 @@ def _predicted(
     return found, pairs
 
 
-def _earlier(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each key (P,), how many before it are equal; and a number for each different key."""
+def _earlier(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each key (P,), how many before it are equal, and the number of that key among all
+    different ones; and the order that sorts the keys.
+    """
     order = np.argsort(keys, kind="stable")
     sorted_keys = keys[order]
     is_first = np.concatenate([[True], sorted_keys[1:] != sorted_keys[:-1]])
@@ -152,4 +153,4 @@ def _earlier(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     earlier[order] = np.arange(len(keys)) - starts[group]
     numbers = np.empty(len(keys), dtype=np.int64)
     numbers[order] = group
-    return earlier, numbers
+    return earlier, numbers, order

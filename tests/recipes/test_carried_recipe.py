@@ -100,6 +100,7 @@ def test_students_by_steps_and_rows_by_bytes(summary, tmp_path):
         "all real data, T = 4": data,
         "all real data, T = 6": data,
         "counted bigram": data,
+        "counted n-grams": data,
         "distilled summary, T = 4": 777,
         "so many bytes of real data, T = 4": round(800 * data / 8000),
     }
