@@ -14,6 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -140,6 +141,21 @@ def made(kind: Any, config: Any, **parts: Any) -> Any:
     return kind(
         **parts, **{name: tuple(x) if isinstance(x, list) else x for name, x in values.items()}
     )
+
+
+@contextmanager
+def changed(settings: Any, **values: Any) -> Iterator[None]:
+    """In this context, the fields of `settings` have these values; afterwards, also after an error,
+    those that they had.
+    """
+    before = {name: getattr(settings, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(settings, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(settings, name, value)
 
 
 # -- checks ----------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tiny_trainer import tiny_trainer
 
+import farzi_hf
 from farzi_hf.common.checks import check_different
 from farzi_hf.data import Interactions, random_sequences
 from farzi_hf.data.seeds import Purpose, check_seed, derive, stream
@@ -120,3 +123,20 @@ def test_a_list_that_is_none_of_different_numbers_is_refused(values):
     ):
         check_different("splits", values, 0)
     check_different("splits", [0, 1], 0)
+
+
+def test_nothing_is_drawn_outside_the_table():
+    """A generator gets the number 0, for a check whose result does not depend on it, or a seed that
+    `derive` has made. `samples` has a seed of its own.
+    """
+    plain = re.compile(r"(?:default_rng|manual_seed)\((?!0\)|derive\(|args\.seed\)|seed\))")
+    package = Path(farzi_hf.__file__).parent
+    lines = {
+        f"{path.relative_to(package).as_posix()}: {line.strip()}"
+        for path in package.rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"default_rng\(|manual_seed\(", line)
+    }
+    exempt = ("data/seeds.py", "data/samples.py")
+    assert not [line for line in lines if plain.search(line) and not line.startswith(exempt)]
+    assert not [line for line in lines if "default_rng" in line and not line.startswith(exempt)]
