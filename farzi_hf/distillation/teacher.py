@@ -363,9 +363,8 @@ def label(farzi: FarziData, teachers: Sequence[Teacher]) -> None:
     farzi.label_latents.copy_(nn.functional.pad(latents, (0, missing)).view_as(farzi.label_latents))
     # Dimensions to spare: their latents are 0, so labels stay; their decoder is not, so that
     # latents have a gradient.
-    spare = torch.randn(missing, decoder.shape[1], generator=torch.Generator().manual_seed(0)).to(
-        decoder
-    )
+    generator = torch.Generator().manual_seed(derive(farzi.config.seed, Purpose.SPARE_LABELS))
+    spare = torch.randn(missing, decoder.shape[1], generator=generator).to(decoder)
     farzi.label_decoder.copy_(torch.cat([decoder, spare * farzi.config.latent_std]))
 
 
