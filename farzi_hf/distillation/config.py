@@ -152,10 +152,13 @@ class FarziConfig(ConfigFields):
         self.use_cpu |= check_launcher()
         # torch_compile means the inner loop here. Trainer must not see it, or a mode of it: it
         # would compile the summary.
-        mode, self.torch_compile_mode = self.torch_compile_mode, None
-        compiled, self.torch_compile = self.torch_compile or mode is not None, False
+        mode = self.torch_compile_mode
+        self.torch_compile_mode = None
+        compiled = self.torch_compile or mode is not None
+        self.torch_compile = False
         super().__post_init__()
-        self.torch_compile, self.torch_compile_mode = compiled, mode
+        self.torch_compile = compiled
+        self.torch_compile_mode = mode
         if self.n_gpu > 1:
             raise ValueError(
                 f"this process sees {self.n_gpu} GPUs, among which Trainer would share each batch,"
@@ -196,7 +199,8 @@ class FarziConfig(ConfigFields):
                 f"window={self.window} is more than inner_steps={self.inner_steps}: all are"
                 " differentiated."
             )
-        size, made_up = self.synthetic_batch_size or 0, INPUTS[self.inputs].source is not None
+        size = self.synthetic_batch_size or 0
+        made_up = INPUTS[self.inputs].source is not None
         if not made_up and size > max(
             self.num_sequences, self.defaults.get("synthetic_batch_size", 0)
         ):
@@ -315,7 +319,8 @@ class FarziConfig(ConfigFields):
 
     def make_training(self) -> SyntheticTraining:
         """The inner loop."""
-        compiled, window = self.torch_compile_mode or self.torch_compile, self.window or None
+        compiled = self.torch_compile_mode or self.torch_compile
+        window = self.window or None
         how = {"window": window, "adjoint": self.make_adjoint(), "torch_compile": compiled}
         return SyntheticTraining.of(self.inner_settings(), self.tau, **how)
 
