@@ -107,16 +107,13 @@ UNKNOWN = Origin(
 ORIGINS = {each.name: each for each in (LEARNT, SOFTENED, MADE_UP, REAL, DRAWN, WRITTEN)}
 """By the name in a config."""
 
-_FREE_LICENCES = (
+_FREE_LICENCES = {
     "afl-3.0",
-    "agpl-3.0",
     "apache-2.0",
     "artistic-2.0",
     "bsd",
     "bsl-1.0",
-    "cc-by-",
     "cc0-1.0",
-    "cdla-permissive-",
     "cdla-sharing-1.0",
     "ecl-2.0",
     "etalab-2.0",
@@ -137,15 +134,21 @@ _FREE_LICENCES = (
     "unlicense",
     "wtfpl",
     "zlib",
-)
-"""How names of licences begin, as the Hub writes them, under which rows may be passed on. "other"
-and "unknown" are not among them: they say nothing.
+}
+"""Licences under which rows may be passed on, by the Hub's names. "other" and "unknown" are not
+among them: they say nothing.
 """
+
+_FREE_FAMILIES = ("agpl-", "bsd-", "cc-by-", "cdla-permissive-", "gpl-", "lgpl-")
+"""How such names begin that have several ends."""
 
 
 def may_be_passed_on(licence: Any) -> bool:
     """Whether rows of data under this licence may be printed where others read them."""
-    return isinstance(licence, str) and licence.lower().startswith(_FREE_LICENCES)
+    if not isinstance(licence, str):
+        return False
+    name = licence.lower()
+    return name in _FREE_LICENCES or name.startswith(_FREE_FAMILIES)
 
 
 def shows_rows(origin: Origin, metrics: Mapping[str, Any], show_rows: bool = False) -> bool:
