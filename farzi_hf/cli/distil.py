@@ -138,7 +138,7 @@ class Run:
         self._start = stored(self.folder / START, self.settings)
         farzi = None if self.chosen is None else self.chosen.summary
         self.trainer = trainer_of(self.data, self.args, self.seed, farzi_data=farzi)
-        begin_run(self.trainer, {**self.recipe, **self.data.place}, self.checkpoint)
+        begin_run(self.trainer, {**self.recipe, **self.data.of_the_run}, self.checkpoint)
         if self.is_first:
             start = (
                 f"going on from {self.checkpoint}"
@@ -198,6 +198,7 @@ class Run:
         given = {
             "metrics": {**self.facts, **provenance(self.comparison, self.data, self.seed)},
             "recipe": self.recipe,
+            "show_rows": self.data.settings.show_rows,
         }
         self.trainer.model.save_pretrained(
             self.summary_folder, self.data.task.processing_class, **given
@@ -304,12 +305,20 @@ class Run:
             if {part.method for part in measured} & {FULL, LONG}
             else None
         )
-        plots = draw(c, self.trainer.state.log_history, rows, self.folder / "plots", self.whole)
+        show_rows = self.data.settings.show_rows
+        plots = draw(
+            c, self.trainer.state.log_history, rows, self.folder / "plots", self.whole, show_rows
+        )
         costs = cost(c) if self.whole else {"student_seconds": verdict.facts["student_seconds"]}
         metrics = {"table": rows, **self.facts, **provenance(c, self.data, self.seed), **costs}
         said = {} if verdict is None else {"verdict": str(verdict)}
-        given = {"metrics": {**metrics, **said}, "recipe": self.recipe, "plots": plots}
-        self.trainer.model.save_pretrained(self.summary_folder, **given)
+        self.trainer.model.save_pretrained(
+            self.summary_folder,
+            metrics={**metrics, **said},
+            recipe=self.recipe,
+            plots=plots,
+            show_rows=show_rows,
+        )
         return self.keep(RESULTS, measured, facts=self.facts, **said)
 
 
@@ -319,12 +328,14 @@ def draw(
     rows: Sequence[Row],
     folder: Path,
     whole: bool = True,
+    show_rows: bool = False,
 ) -> list[Path]:
     """Draws the figures of a distillation into a folder, and returns their files.
 
     Args:
         history: what the trainer has logged.
         whole: whether the curve is compared with a student of real data, which trains for it.
+        show_rows: whether a figure shows the first row even if it is not made up.
     """
     task = c.task
     folder.mkdir(parents=True, exist_ok=True)
@@ -348,9 +359,13 @@ def draw(
     else:  # the run was so short that nothing was logged
         del paths["distillation"]
     plot_comparison(rows, paths["comparison"], task.metric, metric_label=task.metric_label)
-    shown = "First row that is made" if c.farzi.is_endless else "Synthetic sequence 0"
-    decoded = c.farzi.contents().decoded
-    plot_tokens(replace(decoded, vocabulary=decoded.vocabulary.readable), paths["tokens"], shown)
+    if c.farzi.origin.is_made_up or show_rows:
+        shown = "First row that is made" if c.farzi.is_endless else "Synthetic sequence 0"
+        decoded = c.farzi.contents().decoded
+        readable = replace(decoded, vocabulary=decoded.vocabulary.readable)
+        plot_tokens(readable, paths["tokens"], shown)
+    else:
+        paths.pop("tokens").unlink(missing_ok=True)  # of an earlier start, which showed rows
     return list(paths.values())
 
 
@@ -392,7 +407,7 @@ def distil(
 def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]]) -> None:
     """One table of all seeds."""
     output, task, seeds = Path(args.output_dir), data.task, data.seeds(args.seed)
-    write_recipe(output, {**data.recipe(seeds), **data.place, **args.to_recipe()})
+    write_recipe(output, {**data.recipe(seeds), **data.of_the_run, **args.to_recipe()})
     rows = pooled_rows(task, [part["measured"] for part in done])
     facts = {
         **done[0]["facts"],

@@ -135,7 +135,12 @@ class FrontDoor:
         }
         reasons = "".join(f"# {line}\n" for line in found.reasons())
         return reasons + yaml_text(
-            {**self.data.recipe([self.seed]), "data_dir": self.settings.data_dir, **changed}
+            {
+                **self.data.recipe([self.seed]),
+                "data_dir": self.settings.data_dir,
+                **self.data.of_the_run,
+                **changed,
+            }
         )
 
     def plan(self) -> str:

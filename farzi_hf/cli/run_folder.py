@@ -20,8 +20,8 @@ from farzi_hf.summary.store.folder import check_destination
 
 HEADER = "# Written by a recipe of farzi_hf: here it goes on, and replaces results of its own.\n"
 _BEFORE_RESULTS = ("recipe.yaml", "start.json")  # what a run has written that has not come far
-# Folders may move, and a table may be made again of more splits.
-_ELSEWHERE = ("output_dir", "data_dir", "trajectories", "splits")
+# Folders may move, a table may be made again of more splits, and a card with rows or without them.
+_ELSEWHERE = ("output_dir", "data_dir", "trajectories", "splits", "licence", "show_rows")
 
 
 def check_outputs(

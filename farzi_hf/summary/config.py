@@ -47,6 +47,8 @@ class FarziDataConfig(PreTrainedConfig):
         label_dim: e, numbers stored per position for labels of its own; by default `latent_dim`.
         teacher: the config of a carried teacher, arguments of `AutoConfig.for_model`.
         seed: of inputs that do not run out.
+        origin: where inputs that are stored come from, a name of `summary.origins`; None where
+            nobody says. Whatever sets the inputs sets it too.
         storage: "exact", "int8", "int6", "int5", "int4" or "coded6" to "coded2", how the tensors
             are stored; see `store.tensor_file` and `FarziData.store_as`.
         vocabulary_hash: the hash of the tokenizer or item list, see `data.vocabulary`, `None` while
@@ -54,7 +56,7 @@ class FarziDataConfig(PreTrainedConfig):
 
     Raises:
         ValueError: a size is too small or too large, τ or latent_std is not a positive finite
-            number, JSON cannot store `inner`, or the hash is no text.
+            number, JSON cannot store `inner`, or the origin or the hash is no text.
     """
 
     model_type = "farzi_data"
@@ -75,6 +77,7 @@ class FarziDataConfig(PreTrainedConfig):
         label_dim: int | None = None,
         teacher: Mapping[str, Any] | None = None,
         seed: int = 0,
+        origin: str | None = None,
         storage: str = "exact",
         vocabulary_hash: str | None = None,
         **kwargs: Any,
@@ -114,6 +117,9 @@ class FarziDataConfig(PreTrainedConfig):
                 ' labels="own"'
             )
         self.label_dim = label_dim
+        if not isinstance(origin, str | None):
+            raise ValueError(f"origin must be a text or None, got {origin!r:.200}")
+        self.origin = origin
         self.storage = check_choice("storage", storage, STORAGES)
         if not isinstance(vocabulary_hash, str | None):
             raise ValueError(f"vocabulary_hash must be a text or None, got {vocabulary_hash!r}")

@@ -30,6 +30,7 @@ from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.endless import DrawnRows, EndlessRows, RowsDataset
 from farzi_hf.summary.forms import INPUTS, batch_of, device_of
 from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER, inner_optimizer, stock_arguments
+from farzi_hf.summary.origins import MADE_UP, Origin
 from farzi_hf.summary.reading import Decoded, check_numbers, decode, hard_rows
 from farzi_hf.summary.soft_tokens import SoftTokens, vocabulary_size
 from farzi_hf.summary.soft_training import SoftTokenCollator
@@ -185,6 +186,11 @@ class FarziData(nn.Module):
         source, config = INPUTS[self.config.inputs].source, self.config
         seed, length = config.seed if seed is None else seed, length or config.sequence_length
         return None if source is None else source(self, length, seed)
+
+    @property
+    def origin(self) -> Origin:
+        """Where its rows come from, and so whether a card prints them."""
+        return INPUTS[self.config.inputs].origin(self.config)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -411,6 +417,7 @@ class FarziData(nn.Module):
             labels="teacher",
             teacher=plain_config(teacher.config),
             seed=seed,
+            origin=MADE_UP.name if inputs == "tokens" else None,
             inner=STUDENTS_OF_A_TEACHER,
         )
         shares = (shares / shares.sum()).float()
@@ -488,6 +495,7 @@ class FarziData(nn.Module):
             inputs="tokens",
             labels="own",
             label_dim=len(decoder),
+            origin=MADE_UP.name if self.origin.is_made_up else self.origin.name,
             vocabulary_hash=self.config.vocabulary_hash,
         )
         tensors = {
@@ -542,11 +550,11 @@ class FarziData(nn.Module):
         if self.carried is not None:
             shown = self.fixed()
             decoded = Decoded(shown.tensors, shown.config, vocabulary, _SHOWN_TOKENS)
-            fixed = Contents(shown.tensors, shown.config, vocabulary, decoded)
+            fixed = Contents(shown.tensors, shown.config, vocabulary, decoded, self.origin)
         decoded = (
             fixed.decoded if fixed else Decoded(tensors, self.config, vocabulary, _SHOWN_TOKENS)
         )
-        return Contents(tensors, self.config, vocabulary, decoded, fixed)
+        return Contents(tensors, self.config, vocabulary, decoded, self.origin, fixed)
 
     def save_pretrained(
         self,
@@ -555,6 +563,7 @@ class FarziData(nn.Module):
         metrics: Mapping[str, Any] | None = None,
         recipe: Mapping[str, Any] | None = None,
         plots: Sequence[str | os.PathLike] | None = None,
+        show_rows: bool = False,
     ) -> None:
         """Writes the whole artefact (tensors, config, vocabulary, parquet tables, card) into
         `folder`.
@@ -572,10 +581,14 @@ class FarziData(nn.Module):
             metrics: the results on the card, see `store.card.render_card`.
             recipe: everything needed to distil the summary again; becomes `recipe.yaml`.
             plots: image files that are copied into the artefact and shown on the card.
+            show_rows: the card and `viewer.html` show rows even where these are not made up, and so
+                may be sequences of the data. Without it there is then no `viewer.html`. The
+                licence of the data, `metrics["licence"]`, has to allow it.
 
         Raises:
             ValueError: latents or decoder are not finite, the vocabulary does not fit the summary,
-                or the folder holds somebody else's model or dataset.
+                the folder holds somebody else's model or dataset, or no licence allows to show
+                rows.
         """
         if processing_class is not None:
             self.processing_class = processing_class
@@ -589,7 +602,7 @@ class FarziData(nn.Module):
             recipe=without_local_paths(known.recipe if recipe is None else recipe),
             plots=known.plots if plots is None else read_plots(plots),
         )
-        write_artefact(self.contents(), Path(folder), results)
+        write_artefact(self.contents(), Path(folder), results, show_rows)
         self._results = (results, self.fingerprint())
 
     @classmethod
@@ -658,7 +671,7 @@ class FarziData(nn.Module):
                 main one.
             token: of the Hub; by default the one that `hf auth login` has saved.
             artefact: the arguments of `save_pretrained` beside the folder: processing_class,
-                metrics, recipe, plots.
+                metrics, recipe, plots, show_rows.
 
         Raises:
             httpx.HTTPError: the Hub is out of reach or refuses. Nothing is committed, and another

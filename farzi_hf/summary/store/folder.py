@@ -258,9 +258,7 @@ def _listed(folder: Path, tensors: str) -> set[str]:
     without tensors.
     """
     path = find_file(folder, tensors)
-    return (
-        set() if path is None else {CONFIG, CARD, VIEWER, *filter(pattern_of, listed_files(path))}
-    )
+    return set() if path is None else {CONFIG, CARD, *filter(pattern_of, listed_files(path))}
 
 
 def _remove(folder: Path) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from farzi_hf.common.text import json_text, numbers_of, parse_mapping, script_json, yaml_text
 from farzi_hf.data.vocabulary import Vocabulary
+from farzi_hf.summary.origins import shows_rows
 from farzi_hf.summary.store import folder as layout
 from farzi_hf.summary.store.card import SHOWN, Contents, greedy_texts, render_card, tables_of
 from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of, replace_files
@@ -46,10 +47,16 @@ class Results:
     plots: Mapping[str, bytes] = field(default_factory=dict)
 
 
-def write_artefact(contents: Contents, folder: Path, results: Results) -> None:
+def write_artefact(
+    contents: Contents, folder: Path, results: Results, show_rows: bool = False
+) -> None:
     """Writes the whole artefact into `folder`, atomically; see `folder.replace_files`. Empty
-    metrics, recipe or plots get no file.
+    metrics, recipe or plots get no file, and a page without rows neither.
+
+    Args:
+        show_rows: see `farzi_hf.summary.origins.shows_rows`, which raises ValueError for it.
     """
+    shown = shows_rows(contents.origin, results.metrics, show_rows)
 
     def write(staging: Path) -> None:
         save_vocabulary(contents.vocabulary, staging)
@@ -62,8 +69,10 @@ def write_artefact(contents: Contents, folder: Path, results: Results) -> None:
             (staging / layout.PLOTS).mkdir(exist_ok=True)
             (staging / name).write_bytes(content)
         texts = {
-            layout.CARD: render_card(contents, results.metrics, results.recipe, list(plots)),
-            layout.VIEWER: render_viewer(contents),
+            layout.CARD: render_card(
+                contents, results.metrics, results.recipe, list(plots), show_rows
+            ),
+            layout.VIEWER: render_viewer(contents) if shown else "",
             layout.RECIPE: yaml_text(results.recipe) if results.recipe else "",
             layout.METRICS: json_text(results.metrics) if results.metrics else "",
         }
