@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 import numpy as np
@@ -19,26 +19,79 @@ import yaml
 # -- reading ---------------------------------------------------------------------------------------
 
 _DEPTH = 100  # lists and mappings inside each other; ours have five levels
+YAML_BYTES = 2**17
+"""The most bytes of a file of YAML that are read: PyYAML takes more than a second for as many."""
+_DIGITS = 1000  # of a number in YAML, which may be written in base 60: that takes quadratic time
+_YAML = "tag:yaml.org,2002:"
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Refuses aliases: a few lines of them can stand for more data than fits into memory."""
+    """Reads what JSON can hold too: null, truth values, numbers, texts, lists, and mappings with
+    texts as keys. Dates are texts, and every other tag is refused.
+
+    Aliases are refused: a few lines of them can stand for more data than fits into memory.
+    """
+
+    yaml_constructors: ClassVar = {
+        _YAML + kind: yaml.SafeLoader.yaml_constructors[_YAML + kind]
+        for kind in ("null", "bool", "int", "float", "str", "seq", "map")
+    }
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in pairs if tag != f"{_YAML}timestamp"]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.composer.ComposerError(
-                None, None, "aliases (*name) are not read", self.peek_event().start_mark
-            )
+            mark = self.peek_event().start_mark
+            raise _refused("aliases (*name) are not read; write the value out", mark)
         return super().compose_node(parent, index)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        kind = node.tag.replace(_YAML, "!!")
+        if node.tag not in self.yaml_constructors:
+            raise _refused(f"the tag {kind} is not read; leave it out", node.start_mark)
+        is_number = kind in ("!!int", "!!float")
+        if is_number and len(node.value) > _DIGITS:
+            raise _refused(f"a number has {len(node.value):,} digits", node.start_mark)
+        try:
+            return super().construct_object(node, deep)
+        except (LookupError, AttributeError, ArithmeticError, TypeError, ValueError):
+            # PyYAML lets through what fails in its own functions: `!!int ''`, `!!bool x`
+            raise _refused(f"{node.value!r:.80} is no {kind}", node.start_mark) from None
 
-def parse(content: bytes, path: Path, kind: str = "JSON") -> Any:
-    """The value in `content`, which was read from `path`. In YAML, the other `kind`, it has to be a
-    value that JSON can hold too.
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[str, Any]:
+        mapping = super().construct_mapping(node, deep)
+        for key in mapping:
+            if not isinstance(key, str):
+                raise _refused(f"the key {key!r:.80} is no text; put it in quotes", node.start_mark)
+        return mapping
+
+
+def _refused(what: str, mark: yaml.Mark) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, what, mark)
+
+
+def _yaml_value(text: str) -> Any:
+    """What `text` holds. Raises ValueError, in one line that says where the error is."""
+    try:
+        return yaml.load(text, _PlainLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+        raise ValueError(f"{where}{terminal_text(error.problem or error.context)}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(terminal_text(" ".join(str(error).split()))) from None
+
+
+def read_plain(content: bytes, kind: str = "JSON") -> Any:
+    """The value that a file of JSON or YAML, its `kind`, holds; one that JSON can hold. Raises
+    ValueError, in one line, if it holds none.
     """
     try:
         text = content.decode("utf-8")
-        level = [value := yaml.load(text, _PlainLoader) if kind == "YAML" else json.loads(text)]
+        value = _yaml_value(text) if kind == "YAML" else json.loads(text)
+        level = [value]
         for _ in range(_DEPTH):
             parts = [part for part in level if isinstance(part, dict | list)]
             level = [
@@ -47,19 +100,27 @@ def parse(content: bytes, path: Path, kind: str = "JSON") -> Any:
                 for child in (part.values() if isinstance(part, dict) else part)
             ]
         if level:
-            raise RecursionError("it is nested too deep")
-        json.dumps(value)  # YAML has dates, sets, bytes, and keys such as lists
-    except (ValueError, TypeError, yaml.YAMLError, RecursionError) as error:
+            raise ValueError("it is nested too deep")
+        json.dumps(value)  # whose integers have a limit
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    return value
+
+
+def parse(content: bytes, path: Path, kind: str = "JSON") -> Any:
+    """As `read_plain`, of the file `path`, which an error names."""
+    try:
+        return read_plain(content, kind)
+    except ValueError as error:
         raise ValueError(
             f"{path} is no readable {kind}: {error}; fetch the file again, or mend it"
         ) from None
-    return value
 
 
 def parse_mapping(content: bytes, path: Path, kind: str = "JSON") -> dict[str, Any]:
     """As `parse`; the value has to be a mapping with strings as keys."""
     value = parse(content, path, kind)
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+    if isinstance(value, dict):
         return value
     raise ValueError(
         f"{path} holds a {type(value).__name__} where a mapping is due; fetch the file again, or"

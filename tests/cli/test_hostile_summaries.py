@@ -116,6 +116,15 @@ def test_show_names_the_entry_of_metrics_that_is_no_such_thing(summary, values, 
     assert key in line
 
 
+@pytest.mark.parametrize(
+    "content",
+    ["a: !!int ''", "a: !!float ''", "a: !!bool x", "a: !!timestamp x", "learner: {1: 2}"],
+)
+def test_show_names_the_line_of_a_recipe_that_is_no_plain_yaml(summary, content):
+    (summary / "recipe.yaml").write_text(content)
+    assert "recipe.yaml is no readable YAML: line 1, column " in refusal("show", str(summary))
+
+
 # -- farzi train -----------------------------------------------------------------------------------
 
 

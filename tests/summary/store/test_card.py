@@ -347,8 +347,9 @@ def test_python_source_evaluates_to_the_value(value):
 @given(st.dictionaries(st.text(st.characters()), JSON, max_size=4))
 @example({"a": "b\x85c", "d\u2028": "\ud800"})
 def test_yaml_reads_back_equal(value):
-    assert yaml.safe_load(escaping.yaml_text(value)) == value
-    escaping.yaml_text(value).encode()
+    written = escaping.yaml_text(value)
+    assert yaml.safe_load(written) == value
+    assert escaping.read_plain(written.encode(), "YAML") == value
 
 
 @fuzzed

@@ -297,7 +297,7 @@ BROKEN = {
         *NO_MAPPINGS,
         "\n".join(ALIASES).encode(),
         b"!!python/object/apply:os.system ['true']",
-        b"day: 2024-01-01",
+        b"day: !!timestamp 2024-01-01",
         b"x: !!set {a, b}",
         b"x: !!binary aGk=",
         b"1: 2",

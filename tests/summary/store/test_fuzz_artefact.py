@@ -324,6 +324,14 @@ def yaml_changed(folder: Path, data: st.DataObject) -> None:
             "  ",
             "!!",
             "!!python/name:os.system",
+            *[
+                f"!!{kind} "
+                for kind in ("int", "float", "bool", "timestamp", "binary", "set", "map")
+            ],
+            "learner: ",
+            "1: 2",
+            "0x",
+            ":1" * 400,
             "<<",
             "? ",
             "1e400",

@@ -8,6 +8,7 @@ import ast
 import json
 import logging
 import os
+import re
 import resource
 import struct
 import time
@@ -361,6 +362,17 @@ def test_no_call_of_ours_runs_code_of_a_repository():
     ]
     assert len(found) > 3
     assert [call for call in found if "trust_remote_code=False" not in call] == []
+
+
+def test_yaml_is_read_in_one_place():
+    """Which refuses tags and aliases; see `farzi_hf.common.text.read_plain`."""
+    readers = {
+        path.name
+        for folder in ("farzi_hf", "recipes")
+        for path in (ROOT / folder).rglob("*.py")
+        if re.search(r"yaml\.\w*load", path.read_text())
+    }
+    assert readers == {"text.py"}
 
 
 def test_a_recipe_loses_what_names_code_with_a_warning(tmp_path, caplog):
