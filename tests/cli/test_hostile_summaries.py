@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -114,6 +115,37 @@ def test_show_names_the_entry_of_metrics_that_is_no_such_thing(summary, values, 
     line = refusal("show", str(summary))
     assert "metrics.json" in line
     assert key in line
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        [{str(i): 1 for i in range(20_000)}, *[{"0": 1}] * 150_000],
+        [{str(i): 1 for i in range(101)}],
+        [{str(i): 1} for i in range(101)],
+        [{"a": 1}] * 1001,
+    ],
+    ids=["both", "columns", "columns of all rows", "rows"],
+)
+def test_a_table_that_is_too_large_is_refused_before_any_work_on_it(summary, table):
+    change(summary / "metrics.json", table=table)
+    assert (summary / "metrics.json").stat().st_size < 2 * 2**20
+    start = time.process_time()
+    line = refusal("show", str(summary))
+    assert "metrics.json" in line
+    assert "no list of at most 1,000 rows, which map at most 100 columns" in line
+    assert time.process_time() - start < 5
+
+
+def test_show_prints_part_of_a_large_table_and_says_so(summary, capsys):
+    change(summary / "metrics.json", table=[{f"c{i}": "x" * 900 for i in range(30)}] * 70)
+    main(["show", str(summary)])
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    assert lines[-1] == "… and 20 rows and 10 columns more, in metrics.json"
+    assert " c19 |" in printed
+    assert " c20 |" not in printed
+    assert len(printed) < 100_000
 
 
 @pytest.mark.parametrize(
