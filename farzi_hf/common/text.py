@@ -9,6 +9,7 @@ become blanks, or escapes on a terminal.
 import json
 import re
 from collections.abc import Mapping
+from itertools import chain, count
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, ClassVar
 from urllib.parse import quote
@@ -131,20 +132,50 @@ def parse_mapping(content: bytes, path: Path, kind: str = "JSON") -> dict[str, A
 # -- what is published, and where it is shown ------------------------------------------------------
 
 
-def without_local_paths(value: Any) -> Any:
-    """`value`, anything JSON can hold, in which absolute paths and paths from a home folder are cut
-    to their last part: `/home/ann/omega` becomes `omega`, because the folders above it name users,
-    machines and projects. Relative paths stay.
+_USER = re.compile(r"(\w://)[^\s/?#]*@")
+_SECRET = re.compile(
+    r"([?&#;][\w.-]*(?:token|key|secret|passw|pwd|sig|cred|auth)[\w.-]*=)[^\s&#;]+", re.IGNORECASE
+)
+
+
+def publishable(value: Any) -> Any:
+    """`value`, anything JSON can hold, without what names its author's machine or gives access.
+
+    Absolute paths and paths from a home folder are cut to their last part: `/home/ann/omega`
+    becomes `omega`, because the folders above it name users, machines and projects. Relative paths
+    stay. Addresses lose user names, passwords, and the values of parameters such as `token=`. Keys
+    of mappings are changed likewise; two that become the same are told apart by a number.
     """
     if isinstance(value, Mapping):
-        return {name: without_local_paths(part) for name, part in value.items()}
+        names = {name: publishable(name) for name in value}
+        taken = {name for name, plain in names.items() if plain == name}
+        for name, plain in names.items():
+            if plain != name:
+                others = (f"{plain} ({number})" for number in count(2))
+                names[name] = next(free for free in chain([plain], others) if free not in taken)
+                taken.add(names[name])
+        return {names[name]: publishable(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [without_local_paths(part) for part in value]
-    if isinstance(value, str) and "\n" not in value:
-        for path in (PurePosixPath(value), PureWindowsPath(value)):
-            if path.is_absolute() or value.startswith("~"):
-                return path.name
+        return [publishable(part) for part in value]
+    if isinstance(value, str):
+        return _without_access(_without_folders(value))
     return value
+
+
+def _without_folders(text: str) -> str:
+    if "\n" in text:  # longer texts are their author's own
+        return text
+    text = re.sub(r"^file:/*(?=/)", "", text)
+    for path in (PurePosixPath(text), PureWindowsPath(text)):
+        if path.is_absolute() or text.startswith("~"):
+            return path.name
+    return text
+
+
+def _without_access(text: str) -> str:
+    if "://" not in text:
+        return text
+    return _SECRET.sub(r"\1…", _USER.sub(r"\1", text))
 
 
 # Line breaks of any kind, other controls, marks that change the direction of writing, and halves of

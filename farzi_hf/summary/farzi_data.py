@@ -24,7 +24,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from transformers import PreTrainedModel, TrainingArguments
 
 from farzi_hf.common.checks import check_size
-from farzi_hf.common.text import without_local_paths
+from farzi_hf.common.text import publishable
 from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.endless import DrawnRows, EndlessRows, RowsDataset
@@ -585,8 +585,8 @@ class FarziData(nn.Module):
         )
         known = self.results
         results = Results(
-            metrics=without_local_paths(known.metrics if metrics is None else metrics),
-            recipe=without_local_paths(known.recipe if recipe is None else recipe),
+            metrics=publishable(known.metrics if metrics is None else metrics),
+            recipe=publishable(known.recipe if recipe is None else recipe),
             plots=known.plots if plots is None else read_plots(plots),
         )
         write_artefact(self.contents(), Path(folder), results)
