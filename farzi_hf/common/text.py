@@ -190,7 +190,10 @@ _MARKUP = re.compile(
     r"|\](?=[(\[:])"  # what makes a link
     r"|^[-+=](?![\w.])|^\d(?=\d*[.)](?:\s|$))|^\[(?=[ xX]\])"  # the start of a list, a rule, a task
 )
+_WORD = re.compile(r"[^\s`|\\]+")
+_MAIL = re.compile(r"[\w.+-]@[\w-]+\.\w")
 _PLAIN_CODE = re.compile(r"[^`|\\]*[^`|\\\s][^`|\\]*")
+_PLAIN_PARTS = re.compile(r"[^`|\\]+|[`|\\]+")
 
 
 class Markdown(str):
@@ -214,22 +217,40 @@ def terminal_text(value: Any, most: int = 200) -> str:
 
 def markdown_text(value: Any) -> Markdown:
     """`str(value)` in one line, for a paragraph or a table cell. `Markdown` is
-    returned unchanged.
+    returned unchanged. Addresses of pages and mail are in the font of code: many parsers would make
+    links of them.
     """
     if isinstance(value, Markdown):
         return value
-    return Markdown(_MARKUP.sub(lambda found: _entity(found[0]), one_line(str(value))))
+    line, end = one_line(str(value)), 0
+    parts = []
+    for found in _WORD.finditer(line):
+        if _is_address(found[0]):
+            parts += [_escaped(line[end : found.start()]), f"`{found[0]}`"]
+            end = found.end()
+    return Markdown("".join([*parts, _escaped(line[end:])]))
+
+
+def _escaped(text: str) -> str:
+    return _MARKUP.sub(lambda found: _entity(found[0]), text)
+
+
+def _is_address(word: str) -> bool:
+    return "://" in word or "www." in word.lower() or _MAIL.search(word) is not None
 
 
 def markdown_code(text: str) -> Markdown:
     """`text` in the font of code, for a paragraph or a table cell. Blanks at its ends are kept."""
     text = _CONTROLS.sub(" ", text)
-    if not _PLAIN_CODE.fullmatch(
-        text
-    ):  # parsers differ in what a bar or a backslash between backticks means
-        return Markdown(f"<code>{''.join(c if c.isalnum() else _entity(c) for c in text)}</code>")
-    blank = " " if text[0] == text[-1] == " " else ""  # Markdown takes one away
-    return Markdown(f"`{blank}{text}{blank}`")
+    # Parsers differ in what a bar or a backslash between backticks means.
+    return Markdown("".join(map(_code, _PLAIN_PARTS.findall(text) if text.strip() else [text])))
+
+
+def _code(part: str) -> str:
+    if _PLAIN_CODE.fullmatch(part):
+        blank = " " if part[0] == part[-1] == " " else ""  # Markdown takes one away
+        return f"`{blank}{part}{blank}`"
+    return f"<code>{''.join(map(_entity, part))}</code>"
 
 
 def markdown_fence(text: str, language: str) -> Markdown:
@@ -243,9 +264,7 @@ def markdown_fence(text: str, language: str) -> Markdown:
 
 def markdown_image(path: str) -> Markdown:
     """The image at a relative path."""
-    name = re.sub(
-        r"[\[\]]", lambda found: _entity(found[0]), markdown_text(path)
-    )  # brackets end the name
+    name = _escaped(one_line(path)).replace("[", "&#91;").replace("]", "&#93;")  # which end it
     return Markdown(f"![{name}]({quote(path, errors='replace')})")
 
 
