@@ -20,6 +20,7 @@ import torch
 from fuzzing import fuzzed
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pictures import png
 from safetensors.torch import load_file, save_file
 from tiny_artefacts import METRICS, RECIPE, WORDS, tiny, word_tokenizer
 from tiny_models import tiny_model
@@ -66,7 +67,7 @@ def originals(tmp_path_factory) -> list[Path]:
     """One artefact with a tokenizer, one with a list of items, one that carries a teacher."""
     folders = [tmp_path_factory.mktemp("originals") / kind for kind in ("text", "items", "teacher")]
     plot = folders[0].parent / "curve.png"
-    plot.write_bytes(b"not really an image")
+    plot.write_bytes(png())
     for folder, vocabulary in zip(
         folders, (word_tokenizer(), WORDS, word_tokenizer()), strict=True
     ):
