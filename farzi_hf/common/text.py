@@ -209,10 +209,23 @@ def terminal_text(value: Any, most: int = 200) -> str:
     """`str(value)` in one line of at most `most` characters, without the middle of a longer text;
     what a terminal would obey or hide is escaped.
     """
-    text = "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value)
-    )
-    return text if len(text) <= most else f"{text[: most - most // 2 - 1]}…{text[-(most // 2) :]}"
+    return _shortened("".join(c if c.isprintable() else _escape(c) for c in str(value)), most)
+
+
+def terminal_lines(text: str, most: int = 20_000) -> str:
+    """As `terminal_text`, with line breaks and tabs."""
+    shown = (c if c.isprintable() or c in "\n\t" else _escape(c) for c in text)
+    return _shortened("".join(shown), most)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def _shortened(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    return f"{text[: most - most // 2 - 1]}…{text[-(most // 2) :]}"
 
 
 def markdown_text(value: Any) -> Markdown:

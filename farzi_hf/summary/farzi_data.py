@@ -25,6 +25,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from transformers import PreTrainedModel, TrainingArguments
 
 from farzi_hf.common.checks import check_size
+from farzi_hf.common.messages import escaped_messages
 from farzi_hf.common.text import publishable, terminal_text
 from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.summary.config import FarziDataConfig, check_choice
@@ -608,6 +609,7 @@ class FarziData(nn.Module):
         )
 
     @classmethod
+    @escaped_messages
     def from_pretrained(
         cls,
         folder_or_repo: str | os.PathLike,

@@ -28,6 +28,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from farzi_hf.common.messages import escaped_messages
 from farzi_hf.common.text import parse, parse_mapping, terminal_text
 from farzi_hf.data import Vocabulary
 from farzi_hf.models.base import NextItemConfig
@@ -298,6 +299,7 @@ def sizes_of(
     }
 
 
+@escaped_messages
 def learner_config(
     learner: Any,
     config: PreTrainedConfig,
@@ -391,7 +393,7 @@ def _failure(settings: Mapping[str, Any]) -> str | None:
                 AutoConfig.for_model(**settings), trust_remote_code=False
             )
     except Exception as error:  # each architecture fails in its own way
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return terminal_text(f"{type(error).__name__}: {' '.join(str(error).split())}", 500)
     finally:
         for hook in hooks:
             hook.remove()
