@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
+import re
 import shutil
 import time
 import zlib
@@ -54,6 +56,7 @@ VALUES = st.recursive(
         st.floats(),
         st.text(max_size=8),
         st.sampled_from(["cat", "WordLevel", 0, -1, 1, 7, 4, 1e308, -0.0]),
+        st.sampled_from(["\x1b[2J", "\u202e\x9b31m", "a\x07\nb"]),
     ),
     lambda part: st.one_of(
         st.lists(part, max_size=3), st.dictionaries(st.text(max_size=8), part, max_size=3)
@@ -277,7 +280,8 @@ def teacher_changed(folder: Path, data: st.DataObject) -> None:
     check_not_special(folder / "config.json")
     check_not_special(folder / "farzi.safetensors")
     kinds = st.sampled_from(["gpt2", "llama", "mamba", "sasrec", "farzi_rnn", "t5", "\x1b"])
-    fields = st.dictionaries(st.sampled_from(READ_LEARNER), st.one_of(VALUES, CANARIES), max_size=2)
+    values = st.one_of(VALUES, CANARIES, ROPE)
+    fields = st.dictionaries(st.sampled_from(READ_LEARNER), values, max_size=2)
     with suppress(Exception):  # damaged before
         config = json.loads((folder / "config.json").read_bytes())
         config["teacher"] |= data.draw(fields, label="fields")
@@ -420,7 +424,9 @@ DAMAGE = [
 
 @fuzzed
 @given(data=st.data())
-def test_a_damaged_artefact_is_loaded_whole_or_refused_and_nothing_changes(originals, world, data):
+def test_a_damaged_artefact_is_loaded_whole_or_refused_and_nothing_changes(
+    originals, world, heard, data
+):
     folder = world / "artefact"
     shutil.copytree(data.draw(st.sampled_from(originals)), folder)
     try:
@@ -430,6 +436,7 @@ def test_a_damaged_artefact_is_loaded_whole_or_refused_and_nothing_changes(origi
             with suppress(IndexError, OSError):  # it met the damage done before
                 damage(folder, data)
         check_load(folder, world)
+        assert re.sub(r"[\n\t]", " ", heard.getvalue()).isprintable()
         outside = listing_without_content(world / "outside")
         with suppress(ValueError, FileNotFoundError):
             tiny().save_pretrained(folder, word_tokenizer())
@@ -470,6 +477,11 @@ READ_METRICS = (
     "full_data_steps",
     "privacy",
 )
+SMALL = {
+    **{"n_embd": 8, "n_layer": 1, "n_head": 1, "hidden_size": 8, "intermediate_size": 8},
+    **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1),
+}
+"""Of a model of any kind; other kinds leave out what they do not know."""
 READ_INNER = (
     "steps",
     "synthetic_batch_size",
@@ -492,7 +504,17 @@ READ_LEARNER = (
     "attn_pdrop",
     "initializer_range",
     "rope_scaling",
+    "rope_parameters",
+    "layer_types",
 )
+ROPE = st.dictionaries(
+    st.sampled_from(
+        ["rope_type", "rope_theta", "factor", "beta_fast", "beta_slow", "long_factor", "\x1b[2J"]
+    ),
+    st.one_of(VALUES, st.sampled_from(["linear", "dynamic", "yarn", "longrope", "llama3"])),
+    max_size=4,
+)
+"""What transformers checks of a config itself, and warns of with the value that it has found."""
 
 
 @fuzzed
@@ -506,13 +528,19 @@ READ_LEARNER = (
         VALUES,
         max_size=2,
     ),
-    learner=st.dictionaries(st.sampled_from(READ_LEARNER), VALUES, max_size=2),
+    learner=st.dictionaries(st.sampled_from(READ_LEARNER), st.one_of(VALUES, ROPE), max_size=2),
+    kind=st.sampled_from(["gpt2", "llama", "gemma3_text", "phi3"]),
 )
 @example(
-    {"student_seconds": 0, "full_data_seconds": 5e-324, "distillation_seconds": 1e17}, {}, {}, {}
+    {"student_seconds": 0, "full_data_seconds": 5e-324, "distillation_seconds": 1e17},
+    {},
+    {},
+    {},
+    "gpt2",
 )
+@example({}, {}, {}, {"rope_parameters": {"rope_type": "linear", "factor": "\x1b[2J"}}, "llama")
 def test_what_others_say_of_a_summary_is_used_or_refused(
-    originals, world, metrics, inner, recipe, learner
+    originals, world, heard, metrics, inner, recipe, learner, kind
 ):
     """Shown, saved again, and made into a student and its settings. Python's JSON also writes and
     reads NaN.
@@ -522,7 +550,7 @@ def test_what_others_say_of_a_summary_is_used_or_refused(
     try:
         (folder / "metrics.json").write_text(json.dumps(metrics))
         recipe = {
-            "learner": {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, **learner},
+            "learner": {"model_type": kind, **SMALL, **learner},
             **recipe,
         }
         (folder / "recipe.yaml").write_text(json.dumps(recipe))
@@ -551,16 +579,32 @@ def test_what_others_say_of_a_summary_is_used_or_refused(
             )
         )
         assert settings is not None or refusal.startswith("recipe.yaml: learner")
+        assert re.sub(r"[\n\t]", " ", heard.getvalue()).isprintable()
     finally:
         shutil.rmtree(folder)
 
 
+@pytest.fixture
+def heard():
+    """What the loggers of libraries write on the standard error, to which their handlers keep."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    loggers = [logging.getLogger(name) for name in (None, "transformers")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield stream
+    for logger in loggers:
+        logger.removeHandler(handler)
+
+
 def outcome(make: Callable[[], T]) -> tuple[T | None, str]:
-    """What `make` gives, or how it refuses."""
+    """What `make` gives, or how it refuses: in one line that a terminal can show."""
     try:
         return make(), ""
     except (ValueError, TypeError, FileNotFoundError) as error:
-        return None, str(error)
+        refusal = str(error)
+    assert refusal.isprintable()
+    return None, refusal
 
 
 def check_load(folder: Path, world: Path) -> None:
