@@ -529,7 +529,7 @@ ODD = {
         "rope_type": "longrope",
         "factor": 2.0,
         "long_factor": ESCAPE,
-        "short_factor": 1,
+        "short_factor": ESCAPE,
     },
     "another key": {"rope_type": "linear", "factor": 2.0, ESCAPE: 1},
 }
