@@ -51,12 +51,15 @@ def find_file(root: Path, name: str) -> Path | None:
 
 
 def _blob(root: Path, link: Path) -> Path | None:
-    """The file that `link` leads to, if `root` is a snapshot of a dataset in the Hub's cache and
-    the file is one of its blobs.
+    """The file that `link` leads to, if `root` is a snapshot of a dataset or a model in the Hub's
+    cache and the file is one of its blobs.
     """
     snapshot, target = root.resolve(), Path(os.path.realpath(link))
     blobs = snapshot.parent.parent / "blobs"
-    cached = snapshot.parent.name == "snapshots" and blobs.parent.name.startswith("datasets--")
+    repository = blobs.parent.name
+    cached = snapshot.parent.name == "snapshots" and repository.startswith(
+        ("datasets--", "models--")
+    )
     return target if cached and target.parent == blobs and target.is_file() else None
 
 

@@ -32,7 +32,8 @@ from torch import Tensor
 
 from farzi_hf.common.files import exclusive, find_file, flush, opened_plain, status_of
 from farzi_hf.common.text import YAML_BYTES
-from farzi_hf.data.vocabulary import ITEMS_FILE
+from farzi_hf.data.tokenizer_file import TOKENIZER_LIMITS
+from farzi_hf.data.vocabulary import ITEMS_BYTES, ITEMS_FILE
 from farzi_hf.summary.store.tensor_file import listed_files, write_tensors
 
 T = TypeVar("T")
@@ -47,7 +48,6 @@ METRICS = "metrics.json"
 VIEWER = "viewer.html"
 PLOTS = "plots"
 VOCABULARY = ITEMS_FILE
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 
 _MIB = 2**20
 PLOTS_LIMIT = 64 * _MIB  # of all plots together
@@ -56,13 +56,12 @@ LOADED_FILES: dict[str, int | None] = {
     CONFIG: _MIB,
     RECIPE: YAML_BYTES,
     METRICS: 2 * _MIB,
-    VOCABULARY: 64 * _MIB,
+    VOCABULARY: ITEMS_BYTES,
     **{
         f"{PLOTS}/*.{kind}": 32 * _MIB
         for kind in ("png", "jpg", "jpeg", "svg", "webp", "gif", "pdf")
     },
-    TOKENIZER: 64 * _MIB,
-    TOKENIZER_CONFIG: 4 * _MIB,
+    **TOKENIZER_LIMITS,
 }
 """The files that `FarziData.from_pretrained` reads: patterns of names, and the most bytes of each.
 None: the file is not read at once.
