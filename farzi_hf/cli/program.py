@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from farzi_hf.common.messages import escape_tracebacks, escaped_messages
 from farzi_hf.common.text import terminal_text
 from farzi_hf.data import DataUnavailableError
 
@@ -58,11 +59,13 @@ def summary_at(name: str) -> str:
 
 def run(main: Callable[[], None], name: str | None = None) -> None:
     """Runs `main()` as a program. A full disk, or Ctrl-C outside of a training, ends it with one
-    line; a closed pipe (`| head`) with none.
+    line; a closed pipe (`| head`) with none. What libraries say is escaped for the terminal.
     """
     script = name or Path(sys.argv[0]).name
+    escape_tracebacks()
     try:
-        main()
+        with escaped_messages:
+            main()
         sys.stdout.flush()
     except BrokenPipeError:  # of our own output: libraries for networks raise errors of their own
         os.dup2(

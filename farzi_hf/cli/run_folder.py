@@ -9,9 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from farzi_hf.common.text import as_written, json_text, numbers_of, yaml_text
+from farzi_hf.common.files import read_plain_file
+from farzi_hf.common.text import (
+    YAML_BYTES,
+    as_written,
+    json_text,
+    numbers_of,
+    read_plain,
+    yaml_text,
+)
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.run import changes, check_no_foreign, last_checkpoint, locked
 from farzi_hf.distillation.trainer import FarziTrainer
@@ -43,9 +49,10 @@ def check_outputs(
     # Our recipes begin with a line, and our JSON files have keys, that no others have.
     ours, before = False, None
     if "recipe.yaml" in names:
-        with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
-            text = (folder / "recipe.yaml").read_text(encoding="utf-8")
-            ours, before = text.startswith(HEADER), yaml.safe_load(text)
+        with suppress(OSError, ValueError):
+            content = read_plain_file(folder / "recipe.yaml", YAML_BYTES)
+            before = read_plain(content, "YAML")
+            ours = content.startswith(HEADER.encode())
     for name in {"table.json", "cell.json"}.intersection(names):
         with suppress(OSError, ValueError):
             content = json.loads((folder / name).read_text(encoding="utf-8"))
@@ -62,7 +69,7 @@ def check_outputs(
         ours
         and recipe is not None
         and results
-        and (other := _difference(before, yaml.safe_load(yaml_text(recipe))))
+        and (other := _difference(before, read_plain(yaml_text(recipe).encode(), "YAML")))
     ):
         raise ValueError(
             f"{str(folder)!r} has {results[0]} of a run with other settings ({other}): choose"

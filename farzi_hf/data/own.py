@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from datasets import DatasetDict, IterableDataset
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from farzi_hf.common.text import reason, terminal_text
+from farzi_hf.data.chat_template import ChatTemplate
 from farzi_hf.data.columns import hold_interactions
 from farzi_hf.data.files import (
-    DataUnavailableError,
     files_of,
     find_files,
     kind_of,
@@ -33,6 +33,7 @@ from farzi_hf.data.opening import UnusableFileError
 from farzi_hf.data.readers import SOURCES
 from farzi_hf.data.sequences import SPLITS, in_memory, stored_sequences
 from farzi_hf.data.text import TEXTS, UNK, bpe_tokenizer, ids_of, word_tokenizer
+from farzi_hf.data.tokenizer_file import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +207,7 @@ def load_text(
             column = _text_column(head, path_or_repo, column)
         streams, read, where = opened(column=column), column, f"in column {column!r}"
     if isinstance(tokenizer, (str, Path)):
-        tokenizer = _tokenizer(tokenizer)
+        tokenizer = load_tokenizer(tokenizer)
     parts = {
         part: texts_of(x, read, tokenizer, path_or_repo, is_plain=kind == "text")
         for part, x in own_splits(streams, path_or_repo).items()
@@ -333,12 +334,21 @@ def texts_of(
     """The rows that are not blank, without blanks at their end. How many are left out is said, but
     for the blank lines of a plain text, which only divide it.
     """
-    texts, size, blank = [], 0, 0
+    with ChatTemplate(tokenizer) as template:
+        return _texts_of(stream, column, template, source, is_plain)
+
+
+def _texts_of(
+    stream: IterableDataset, column: str, template: ChatTemplate, source: Any, is_plain: bool
+) -> list[str]:
+    texts: list[str] = []
+    size = 0
+    blank = 0
     batches = _batches(stream.select_columns(column) if stream.features else stream, 1000, source)
     for row, value in enumerate(value for batch in batches for value in batch.get(column, ())):
         where = f"{source}: row {row} (counted from 0) of column {column!r}"
         text = (
-            _written(value, tokenizer, where).lstrip("\n\ufeff").rstrip().encode(errors="replace")
+            _written(value, template, where).lstrip("\n\ufeff").rstrip().encode(errors="replace")
         )  # half a surrogate pair
         if text:
             texts.append(text.decode())
@@ -359,7 +369,7 @@ def texts_of(
     return texts
 
 
-def _written(value: Any, tokenizer: Any, where: str) -> str:
+def _written(value: Any, template: ChatTemplate, where: str) -> str:
     """A text or a number as it is, and a chat as the tokenizer's template writes it."""
     if value is None or value != value or value == []:
         return ""
@@ -367,22 +377,22 @@ def _written(value: Any, tokenizer: Any, where: str) -> str:
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     if not _is_chat(value):
         raise ValueError(f"{where} holds neither text nor a chat, but {value!r:.80}: {_OPTIONS}")
+    tokenizer = template.tokenizer
     named = f"tokenizer={getattr(tokenizer, 'name_or_path', None)!r}"
-    if not getattr(tokenizer, "chat_template", None):
+    if not template.is_there:
         raise ValueError(
             f"{where} holds chats, for a tokenizer's template, but {named} has none: give that of a"
             " chat model"
         )
     try:
-        text = tokenizer.apply_chat_template(value, tokenize=False).strip()
-        return text.removeprefix(tokenizer.bos_token or "").removesuffix(
-            tokenizer.eos_token or ""
-        )  # `ids_of` adds them
-    except Exception as error:  # a template raises what it likes
+        text = template.text(value).strip()
+    except ValueError as error:
         raise ValueError(
             f"{where} holds a chat that the template of {named} refuses ({reason(error)}): mend the"
             " chat"
-        ) from error
+        ) from None
+    # `ids_of` adds them.
+    return text.removeprefix(tokenizer.bos_token or "").removesuffix(tokenizer.eos_token or "")
 
 
 def _split(parts: Mapping[str, list[str]], source: Any) -> tuple[dict[str, list[str]], str, str]:
@@ -441,17 +451,6 @@ def _keys(texts: list[str]) -> np.ndarray:
 
 
 # -- the tokenizer ---------------------------------------------------------------------------------
-
-
-def _tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # each cause has an error of its own
-        what = "is no folder and no repository with a tokenizer"
-        raise DataUnavailableError(f"tokenizer={str(name)!r} {what}: {reason(error)}") from error
-    if not tokenizer.is_fast:
-        raise ValueError(f"tokenizer={str(name)!r} has no tokenizer.json: give a fast one")
-    return tokenizer
 
 
 def _made(texts: list[str], vocab_size: int | None) -> PreTrainedTokenizerBase:

@@ -61,12 +61,17 @@ class Learner:
     step twice. Only where it trains on real data is there the model's own dropout, see `hard_loss`.
     The model uses "eager" attention, because fused attention kernels have no second derivative.
 
+    It may be made under `torch.no_grad()` or `torch.inference_mode()`: both are off while it is
+    made and tried.
+
     Raises:
         TypeError: `learner_init` makes no `PreTrainedModel`.
         ValueError: the model is not causal (tried on a few tokens), has no second derivative, has
             nothing to train, or would train in half precision.
     """
 
+    @torch.inference_mode(False)
+    @torch.enable_grad()
     def __init__(self, learner_init: LearnerInit, *, checkpoint_layers: bool = False):
         self._factory = models.factory(learner_init)
         self.model = self._new_model()
@@ -92,6 +97,7 @@ class Learner:
 
         models.check_twice_differentiable(self.model, loss)
 
+    @torch.inference_mode(False)
     def initial_parameters(self, seed: int, device: torch.device | str | None = None) -> Parameters:
         """θ_0: the weights that the factory draws under `seed`. They depend on nothing else.
 

@@ -77,8 +77,15 @@ def describe(model: PreTrainedModel) -> str:
 
 
 def check_model(model: PreTrainedModel) -> None:
-    """Raise one clear ValueError unless some parameters train, and those in full precision."""
+    """Raise one clear ValueError unless some parameters train, those in full precision, and all can
+    be differentiated.
+    """
     for name, parameter in model.named_parameters():
+        if parameter.is_inference():
+            raise ValueError(
+                f"learner_init returned a model whose {name} was made under torch.inference_mode(),"
+                " so it has no derivative; make the model outside of it"
+            )
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
             raise ValueError(
                 f"learner_init returned a model whose {name} trains in {parameter.dtype}; load it"

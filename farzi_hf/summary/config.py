@@ -20,6 +20,8 @@ from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.summary.store.untrusted import plain_learner
 
+_SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""Of the vocabulary, which a Trainer writes into the config of what it trains."""
 _SHOWN_POSITIONS = 2**18
 """The most of all rows that are shown, where inputs do not run out."""
 
@@ -197,13 +199,13 @@ class FarziDataConfig(PreTrainedConfig):
                 f"{path} is the config of a {values['model_type']!r}, not of a summary; fetch it"
                 " again"
             )
-        # transformers gives every config attributes of models. They mean nothing for a summary, and
-        # some are names of functions.
-        of_models = set(dir(cls())) - set(inspect.signature(cls).parameters)
+        # Nothing else is kept: transformers would make an attribute of any entry, also of one with
+        # the name of a function, and it would be saved and published again.
+        kept = {*inspect.signature(cls).parameters, *_SPECIAL_IDS} - {"kwargs"}
         if "teacher" in values:
             values["teacher"] = plain_learner(values["teacher"], f"{path}: teacher")
         try:
-            config = cls(**{name: value for name, value in values.items() if name not in of_models})
+            config = cls(**{name: value for name, value in values.items() if name in kept})
             _ = config.shapes  # a model can be made of the teacher's config
             return config
         except (ValueError, TypeError, AttributeError) as error:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from evidence import Claim
 
 from farzi_hf import FarziConfig, TrajectoryBank, record_trajectories
@@ -24,6 +23,7 @@ from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.cli.run_folder import check_outputs
 from farzi_hf.common.checks import check_different
+from farzi_hf.common.text import parse_mapping
 from farzi_hf.report import (
     RunSettings,
     TaskData,
@@ -229,9 +229,8 @@ class Experiment:
         """The paper's figures for this table and data set, if it has some. Only the order of their
         rows can be compared: its sizes are others.
         """
-        if (
-            paper := yaml.safe_load(PAPER.read_text(encoding="utf-8"))[table].get(self.dataset)
-        ) is None:
+        paper = parse_mapping(PAPER.read_bytes(), PAPER, "YAML")[table].get(self.dataset)
+        if paper is None:
             return ""
         figures = [[f"{x:.2f}" for x in row] for row in paper["rows"].values()]
         rows = [dict(zip(paper["metrics"], row, strict=True)) for row in figures]
