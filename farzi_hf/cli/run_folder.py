@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from farzi_hf.common.text import as_written, json_text, numbers_of, yaml_text
+from farzi_hf.common.files import DamagedError, load_record, save_record, status_of
+from farzi_hf.common.text import as_written, numbers_of, yaml_text
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.run import changes, check_no_foreign, last_checkpoint, locked
 from farzi_hf.distillation.trainer import FarziTrainer
@@ -149,24 +150,28 @@ def kept(
     path.unlink(missing_ok=True)
     value = as_written(make())
     if unless is None or not unless(value):
-        save_text(json_text({"settings": settings, "value": value}, indent=None), path)
+        save_record(path, {"settings": settings, "value": value}, indent=None)
     return numbers_of(value)
 
 
 def stored(path: Path, settings: Mapping[str, Any]) -> Any | None:
     """What `kept` has written into the file `path` with the same settings, or None. Raises
-    ValueError if something else has written the file.
+    ValueError if something else has written the file, or it is damaged.
     """
-    if not path.exists():
+    if status_of(path) is None:
         return None
     without = (
         "config",
         "data_dir",
     )  # where they were makes no difference: `data` has a hash of them
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = load_record(path)
         before = dict(numbers_of(found["settings"]).items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except DamagedError as error:
+        raise ValueError(
+            f"{str(path)!r} is damaged ({error}): move it away, and what it holds is made again"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{str(path)!r} is no recipe's: choose another folder, or move it away ({error!r})"
         ) from None

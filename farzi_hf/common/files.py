@@ -183,6 +183,10 @@ def _probe(folder: Path) -> None:
 # -- what somebody goes on from --------------------------------------------------------------------
 
 
+class DamagedError(ValueError):
+    """A file is not as it was written."""
+
+
 @dataclass(frozen=True)
 class Differences:
     """How the files of a folder differ from those that were written there. True if they do."""
@@ -260,7 +264,7 @@ def load_record(path: Path, warn: bool = True) -> dict[str, Any]:
     versions wrote it, is used too, by default with a warning.
 
     Raises:
-        ValueError: the file cannot be read, or it is not as it was written.
+        ValueError: the file cannot be read; DamagedError: it is not as it was written.
     """
     try:
         content = as_written(json.loads(path.read_text(encoding="utf-8")))
@@ -272,7 +276,7 @@ def load_record(path: Path, warn: bool = True) -> dict[str, Any]:
     if checksum is None and warn:
         warn_unchecked(path)
     if checksum not in (None, _digest(content)):
-        raise ValueError("its content has another checksum than it was written with")
+        raise DamagedError("its content has another checksum than it was written with")
     return content
 
 

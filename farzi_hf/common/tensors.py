@@ -3,7 +3,8 @@ they are read.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from farzi_hf.common.files import CHECKSUM, replace_file, warn_unchecked
+from farzi_hf.common.files import CHECKSUM, DamagedError, replace_file, warn_unchecked
 from farzi_hf.common.text import one_line
 
 
@@ -33,30 +34,34 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], **facts: str) -> Non
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the facts that `save_tensors` has written to the file `path`.
+    """The tensors and the facts that `save_tensors` has written to the file `path`. A file without
+    a checksum, as older versions wrote it, is used with a warning.
 
     Raises:
-        ValueError: the file cannot be read, or it is not as it was written.
+        ValueError: the file cannot be read; DamagedError: it is not as it was written.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            facts = dict(file.metadata() or {})
-    except (OSError, SafetensorError, ValueError) as error:
-        raise _damaged(path, one_line(str(error))) from None
-    _compare(path, ((name, checksum(tensor)) for name, tensor in tensors.items()), facts)
+    with _opened(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        facts = dict(file.metadata() or {})
+    _compare(path, [(name, checksum(tensor)) for name, tensor in tensors.items()], facts)
     return tensors, facts
 
 
 def check_tensors(path: Path) -> None:
     """The errors of `load_tensors`, with one tensor in memory at a time."""
+    with _opened(path) as file:
+        checksums = [(name, checksum(file.get_tensor(name))) for name in file.keys()]  # noqa: SIM118
+        facts = dict(file.metadata() or {})
+    _compare(path, checksums, facts)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[safe_open]:
     try:
         with safe_open(path, framework="pt") as file:
-            checksums = [(name, checksum(file.get_tensor(name))) for name in file.keys()]  # noqa: SIM118
-            facts = dict(file.metadata() or {})
-    except (OSError, SafetensorError, ValueError) as error:
-        raise _damaged(path, one_line(str(error))) from None
-    _compare(path, checksums, facts)
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"it cannot be read: {one_line(str(error))}") from None
 
 
 def _compare(path: Path, checksums: Iterable[tuple[str, str]], facts: dict[str, str]) -> None:
@@ -65,12 +70,8 @@ def _compare(path: Path, checksums: Iterable[tuple[str, str]], facts: dict[str, 
     if expected is None:
         warn_unchecked(path)
     elif expected != _digest(checksums, facts):
-        raise _damaged(path, "it has another checksum than it was written with")
+        raise DamagedError("its content has another checksum than it was written with")
 
 
 def _digest(checksums: Iterable[tuple[str, str]], facts: Mapping[str, str]) -> str:
     return hashlib.sha256(repr((sorted(checksums), sorted(facts.items()))).encode()).hexdigest()
-
-
-def _damaged(path: Path, why: str) -> ValueError:
-    return ValueError(f"{str(path)!r} is damaged ({why}); remove it, and it will be made again")
