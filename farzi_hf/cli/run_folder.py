@@ -2,25 +2,51 @@
 overwrites no other files.
 """
 
+from __future__ import annotations
+
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from farzi_hf.common.files import DamagedError, load_record, save_record, status_of
+from farzi_hf.common.files import (
+    DamagedError,
+    checksums,
+    differences,
+    find_file,
+    load_record,
+    names_of,
+    save_record,
+    status_of,
+)
 from farzi_hf.common.text import as_written, numbers_of, yaml_text
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.run import changes, check_no_foreign, last_checkpoint, locked
 from farzi_hf.distillation.trainer import FarziTrainer
 from farzi_hf.report.tables import save_text
-from farzi_hf.summary.store.folder import check_destination
+from farzi_hf.summary import FarziData
+from farzi_hf.summary.store.folder import (
+    CONFIG,
+    TENSORS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    VOCABULARY,
+    check_destination,
+)
+
+logger = logging.getLogger(__name__)
 
 HEADER = "# Written by a recipe of farzi_hf: here it goes on, and replaces results of its own.\n"
+_SUMMARY = "summary"
 _BEFORE_RESULTS = ("recipe.yaml", "start.json")  # what a run has written that has not come far
+# Of a summary, what a student on it depends on. The rest may be edited before it is published.
+_NEEDED = (CONFIG, VOCABULARY, TOKENIZER, TOKENIZER_CONFIG)
 # Folders may move, and a table may be made again of more splits.
 _ELSEWHERE = ("output_dir", "data_dir", "trajectories", "splits")
 
@@ -130,6 +156,50 @@ def begin_run(trainer: FarziTrainer, recipe: Mapping[str, Any], checkpoint: str 
 def write_recipe(folder: Path, recipe: Mapping[str, Any]) -> None:
     """Writes `recipe.yaml`, whose first line marks the folder as written by a recipe."""
     save_text(HEADER + yaml_text(recipe), folder / "recipe.yaml")
+
+
+@dataclass(frozen=True)
+class Left:
+    """The summary and the figures that a finished run has left in its folder."""
+
+    fingerprint: str = ""
+    """Of the summary; empty where an older version has written the results."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The checksum of each file, by its path in the run's folder."""
+
+    @classmethod
+    def by(cls, folder: Path, farzi: FarziData, figures: Iterable[Path]) -> Left:
+        """What a run has just written."""
+        names = [f"{_SUMMARY}/{name}" for name in names_of(folder / _SUMMARY)]
+        names += [path.relative_to(folder).as_posix() for path in figures]
+        return cls(farzi.fingerprint(), checksums(folder, names))
+
+    def is_there(self, folder: Path) -> bool:
+        """Whether the summary is still in the folder. What else has changed there is said.
+
+        Raises:
+            ValueError: there is another summary, or a damaged one.
+        """
+        summary = folder / _SUMMARY
+        if find_file(summary, TENSORS) is None:
+            return False
+        found = differences(folder, self.files)
+        changed = {*found.gone, *found.changed}
+        if not changed:
+            return True
+        same = changed.isdisjoint(f"{_SUMMARY}/{name}" for name in _NEEDED)
+        try:
+            same = same and FarziData.from_pretrained(summary).fingerprint() == self.fingerprint
+        except (OSError, ValueError):
+            same = False
+        said = replace(found, added=())
+        if not same:
+            raise ValueError(
+                f"{str(summary)!r} is not as this run has left it ({said}): move it away, and the"
+                " same command makes it again"
+            )
+        logger.warning("%s is not as this run has left it: %s.", folder, said)
+        return True
 
 
 def kept(
