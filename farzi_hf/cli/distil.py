@@ -6,6 +6,7 @@ and `plots/`. The run's folder gets `table.md` and `table.csv`.
 """
 
 import copy
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
@@ -16,6 +17,7 @@ from farzi_hf.cli.arguments import example_configs, parse_arguments
 from farzi_hf.cli.front_door import USAGE, FrontDoor, Options
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import (
+    Left,
     begin_run,
     check_outputs,
     find_checkpoint,
@@ -121,6 +123,7 @@ class Run:
         chosen: Suggestion | None = None,
     ):
         self.data, self.args, self.seed, self.whole, self.chosen = data, args, seed, whole, chosen
+        self._stale = False  # whether there are results of a summary that is not there any more
         self.folder, self.summary_folder = Path(args.output_dir), Path(args.output_dir, "summary")
         self.recipe = {**data.recipe([seed]), **args.to_recipe()}
         files = [
@@ -140,6 +143,9 @@ class Run:
         self.trainer = trainer_of(self.data, self.args, self.seed, farzi_data=farzi)
         begin_run(self.trainer, {**self.recipe, **self.data.of_the_run}, self.checkpoint)
         if self.is_first:
+            if self._stale:
+                print(f"{self.summary_folder} is gone: it is made again", file=sys.stderr)
+                (self.folder / RESULTS).unlink(missing_ok=True)
             start = (
                 f"going on from {self.checkpoint}"
                 if self.checkpoint
@@ -215,11 +221,20 @@ class Run:
         }
 
     def finished(self) -> dict[str, Any] | None:
-        """The results of an earlier start, if it came to its end with these settings. All processes
-        call this.
+        """The results of an earlier start, if it came to its end with these settings and its
+        summary is there. All processes call this.
+
+        Raises:
+            ValueError: the summary is not the one that it has left.
         """
         with self.args.main_process_first(desc="results"):
-            return stored(self.folder / RESULTS, self.settings)
+            found = stored(self.folder / RESULTS, self.settings)
+            if found is None:
+                return None
+            if Left(**found.get("left", {})).is_there(self.folder):
+                return found
+            self._stale = True
+            return None
 
     def keep(self, name: str, measured: Sequence[Measured], **facts: Any) -> dict[str, Any]:
         """Writes measurements into the run's folder, where `finished` and a later `begin` find
@@ -319,7 +334,8 @@ class Run:
             plots=plots,
             show_rows=show_rows,
         )
-        return self.keep(RESULTS, measured, facts=self.facts, **said)
+        left = vars(Left.by(self.folder, self.trainer.model, plots))
+        return self.keep(RESULTS, measured, facts=self.facts, **said, left=left)
 
 
 def draw(
