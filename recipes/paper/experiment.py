@@ -124,9 +124,8 @@ def record(
     """Records the trajectories of one seed below the folder `args.trajectories`, with the inner
     optimizer of `args`.
     """
-    plain = changed(
-        args, trajectories=None, objective="meta_matching", seed=seed
-    )  # Ω does not exist yet
+    # Ω does not exist yet.
+    plain = changed(args, trajectories=None, objective="meta_matching", seed=seed)
     trainer = trainer_of(data, plain, seed)
     c = comparison_of(trainer, data, seed)
     rows = c.real_data(c.splits["train"]).dataset
@@ -216,9 +215,8 @@ class Experiment:
 
     def counted(self) -> list[Row]:
         """The rows of count models, which are not trained."""
-        seeds = (
-            self.seeds if self.data.task_class.splits_differ else self.seeds[:1]
-        )  # they depend on the split alone
+        # They depend on the split alone.
+        seeds = self.seeds if self.data.task_class.splits_differ else self.seeds[:1]
         splits = [
             comparison_of(trainer_of(self.data, self.args, seed), self.data, seed).counted()
             for seed in seeds
