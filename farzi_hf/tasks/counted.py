@@ -168,4 +168,3 @@ def decoded(content: bytes, count: int, name: str) -> np.ndarray:
     if size == 8 and count and found.max() > np.iinfo(np.int64).max:
         raise ValueError(f"{name} holds counts that are no counts; fetch the file again")
     return found.astype(np.int64)
-

@@ -309,8 +309,7 @@ class SequenceRules(CountedModel):
         }
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """How often each item was counted, for how many items each votes, for which, and how much.
-        """
+        """How often each item was counted, for how many items each votes, for which, and how much."""
         return {
             "popularity": self.popularity,
             "partners": np.diff(self.votes.indptr),

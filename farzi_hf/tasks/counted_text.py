@@ -317,7 +317,9 @@ class KneserNey(CountedModel):
         were counted, else −1.
         """
         found = np.full((len(contexts), self.order - 1), _NO)
-        recent = [list(context)[-(self.order - 1) :] if self.order > 1 else [] for context in contexts]
+        recent = [
+            list(context)[-(self.order - 1) :] if self.order > 1 else [] for context in contexts
+        ]
         for step in range(self.order - 1):
             reading = np.array([len(row) > step for row in recent], dtype=bool)
             if reading.any():
@@ -496,4 +498,3 @@ def _keys_of(
     if (suffixes == _NO).any():
         raise ValueError(f"tokens_{n} end with tokens that tokens_{n - 1} lack; {damaged}")
     return keys, suffixes
-
