@@ -28,7 +28,8 @@ from transformers import PreTrainedModel, Trainer
 
 from farzi_hf.attribution.replay import Replay
 from farzi_hf.attribution.weighted_training import influence
-from farzi_hf.common.files import is_taken, replace_file
+from farzi_hf.common.files import is_taken
+from farzi_hf.common.tensors import load_tensors, save_tensors
 from farzi_hf.data import IGNORED, vocabulary_of
 from farzi_hf.distillation import Parameters
 from farzi_hf.distillation.learner import is_constant
@@ -236,7 +237,10 @@ class Attribution:
             raise FileNotFoundError(
                 f"folder {str(folder)!r} has no {_SCORES_FILE}; give one of Attribution.save"
             )
-        tensors, metadata = _read(file)
+        with safe_open(file, "pt") as opened:
+            names = opened.keys()
+            tensors = {name: opened.get_tensor(name) for name in names}
+            metadata = opened.metadata()
         rows = pq.read_table(folder / "rows.parquet")
         queries = pq.read_table(folder / "queries.parquet")
         return cls(
@@ -246,13 +250,6 @@ class Attribution:
             facts=json.loads(metadata["facts"]),
             tokens=rows["tokens"].to_pylist() if "token_scores" in tensors else [],
         )
-
-
-def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file, and its metadata."""
-    with safe_open(file, "pt") as opened:
-        names = opened.keys()
-        return {name: opened.get_tensor(name) for name in names}, opened.metadata() or {}
 
 
 def attribute(
@@ -460,10 +457,20 @@ class _KeptScores:
         return self._file(group).exists()
 
     def read(self, group: range) -> _GroupScores:
-        """The scores of a group. Raises ValueError if they are of another training or queries."""
+        """The scores of a group.
+
+        Raises:
+            ValueError: the file is damaged, or of another training or other queries.
+        """
         file = self._file(group)
-        tensors, metadata = _read(file)
-        if metadata.get("identity") != self.identity:
+        try:
+            tensors, facts = load_tensors(file)
+        except ValueError as error:
+            raise ValueError(
+                f"resume_dir: {str(file)!r} is damaged ({error}); remove it, and these scores are"
+                " made again"
+            ) from None
+        if facts.get("identity") != self.identity:
             raise ValueError(
                 f"resume_dir: {str(file)!r} is of another training or other queries; give a new"
                 " folder"
@@ -472,10 +479,8 @@ class _KeptScores:
 
     def write(self, group: range, scores: _GroupScores) -> None:
         """Keeps the scores of a group."""
-        if not self.writes:
-            return
-        metadata = {"identity": self.identity}
-        replace_file(self._file(group), lambda new: save_file(scores._asdict(), new, metadata))
+        if self.writes:
+            save_tensors(self._file(group), scores._asdict(), identity=self.identity)
 
     def _file(self, group: range) -> Path:
         return self.folder / f"queries-{group.start}-{group.stop}.safetensors"

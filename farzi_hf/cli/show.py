@@ -1,7 +1,7 @@
 """`farzi show SUMMARY`: prints a summary in the terminal."""
 
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farzi_hf.cli import COMMANDS
@@ -13,6 +13,9 @@ from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import INPUTS, PER_SEQUENCE
 from farzi_hf.summary.reading import Decoded
 from farzi_hf.summary.store.tensor_file import STORAGES
+
+_ROWS, _COLUMNS, _CELL = 50, 20, 60
+"""Of the table of results that is printed: the most rows, columns, and letters of a cell."""
 
 
 def command(argv: Sequence[str]) -> None:
@@ -56,7 +59,7 @@ def command(argv: Sequence[str]) -> None:
         shown = positions(decoded, args.positions, fixed.config.inputs != "soft")
         print("\n" + markdown(shown, texts=["input", "likeliest entries", "its label"]))
         if rows := farzi.results.metrics.get("table"):
-            print("\n" + markdown(results(rows)))
+            print("\n" + results(rows))
 
 
 def facts(farzi: FarziData) -> dict[str, str]:
@@ -138,8 +141,10 @@ def positions(
     return rows
 
 
-def results(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """The rows in the artefact's table, without spreads and intervals."""
+def results(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows in the artefact's table, without spreads and intervals. A line says how many rows
+    and columns of a large one are left out.
+    """
 
     def cell(value: Any) -> str:
         if isinstance(value, float):
@@ -147,4 +152,18 @@ def results(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
         return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
     columns = [name for name in rows[0] if not name.endswith(("_std", "_interval", "seconds"))]
-    return [{name: cell(row.get(name)) for name in columns} for row in rows]
+    shown = [
+        {
+            terminal_text(name, _CELL): terminal_text(cell(row.get(name)), _CELL)
+            for name in columns[:_COLUMNS]
+        }
+        for row in rows[:_ROWS]
+    ]
+    left_out = [
+        f"{count:,} {what}"
+        for count, what in ((len(rows) - _ROWS, "rows"), (len(columns) - _COLUMNS, "columns"))
+        if count > 0
+    ]
+    if not left_out:
+        return markdown(shown)
+    return f"{markdown(shown)}\n… and {' and '.join(left_out)} more, in metrics.json"

@@ -11,6 +11,7 @@ for the sequences of one batch: no tensor has the size μ × ξ × V.
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -24,18 +25,20 @@ from torch.nn.modules.module import _IncompatibleKeys
 from transformers import PreTrainedModel, TrainingArguments
 
 from farzi_hf.common.checks import check_size
-from farzi_hf.common.text import without_local_paths
+from farzi_hf.common.messages import escaped_messages
+from farzi_hf.common.text import publishable, terminal_text
 from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.endless import DrawnRows, EndlessRows, RowsDataset
 from farzi_hf.summary.forms import INPUTS, batch_of, device_of
 from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER, inner_optimizer, stock_arguments
+from farzi_hf.summary.origins import MADE_UP, Origin
 from farzi_hf.summary.reading import Decoded, check_numbers, decode, hard_rows
 from farzi_hf.summary.soft_tokens import SoftTokens, vocabulary_size
 from farzi_hf.summary.soft_training import SoftTokenCollator
 from farzi_hf.summary.store.card import OF_THE_DATA, Contents
 from farzi_hf.summary.store.folder import CONFIG, TENSORS, ArtefactFolder, read_artefact
-from farzi_hf.summary.store.hub import fetch_artefact, push_folder
+from farzi_hf.summary.store.hub import fetch_artefact, upload_artefact
 from farzi_hf.summary.store.tensor_file import SHARES, STORAGES, TEACHER, fingerprint, load_tensors
 from farzi_hf.summary.store.untrusted import load_vocabulary
 from farzi_hf.summary.store.writing import (
@@ -52,6 +55,8 @@ from farzi_hf.summary.teacher import (
     plain_config,
     teacher_model,
 )
+
+logger = logging.getLogger(__name__)
 
 _READ_AT_ONCE = 64  # rows that a teacher reads at once
 _SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
@@ -185,6 +190,11 @@ class FarziData(nn.Module):
         source, config = INPUTS[self.config.inputs].source, self.config
         seed, length = config.seed if seed is None else seed, length or config.sequence_length
         return None if source is None else source(self, length, seed)
+
+    @property
+    def origin(self) -> Origin:
+        """Where its rows come from, and so whether a card prints them."""
+        return INPUTS[self.config.inputs].origin(self.config)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -411,6 +421,7 @@ class FarziData(nn.Module):
             labels="teacher",
             teacher=plain_config(teacher.config),
             seed=seed,
+            origin=MADE_UP.name if inputs == "tokens" else None,
             inner=STUDENTS_OF_A_TEACHER,
         )
         shares = (shares / shares.sum()).float()
@@ -488,6 +499,7 @@ class FarziData(nn.Module):
             inputs="tokens",
             labels="own",
             label_dim=len(decoder),
+            origin=MADE_UP.name if self.origin.is_made_up else self.origin.name,
             vocabulary_hash=self.config.vocabulary_hash,
         )
         tensors = {
@@ -542,11 +554,11 @@ class FarziData(nn.Module):
         if self.carried is not None:
             shown = self.fixed()
             decoded = Decoded(shown.tensors, shown.config, vocabulary, _SHOWN_TOKENS)
-            fixed = Contents(shown.tensors, shown.config, vocabulary, decoded)
+            fixed = Contents(shown.tensors, shown.config, vocabulary, decoded, self.origin)
         decoded = (
             fixed.decoded if fixed else Decoded(tensors, self.config, vocabulary, _SHOWN_TOKENS)
         )
-        return Contents(tensors, self.config, vocabulary, decoded, fixed)
+        return Contents(tensors, self.config, vocabulary, decoded, self.origin, fixed)
 
     def save_pretrained(
         self,
@@ -555,6 +567,7 @@ class FarziData(nn.Module):
         metrics: Mapping[str, Any] | None = None,
         recipe: Mapping[str, Any] | None = None,
         plots: Sequence[str | os.PathLike] | None = None,
+        show_rows: bool = False,
     ) -> None:
         """Writes the whole artefact (tensors, config, vocabulary, parquet tables, card) into
         `folder`.
@@ -572,10 +585,28 @@ class FarziData(nn.Module):
             metrics: the results on the card, see `store.card.render_card`.
             recipe: everything needed to distil the summary again; becomes `recipe.yaml`.
             plots: image files that are copied into the artefact and shown on the card.
+            show_rows: the card and `viewer.html` show rows even where these are not made up, and so
+                may be sequences of the data. Without it there is then no `viewer.html`. The
+                licence of the data, `metrics["licence"]`, has to allow it.
 
         Raises:
             ValueError: latents or decoder are not finite, the vocabulary does not fit the summary,
-                or the folder holds somebody else's model or dataset.
+                the folder holds somebody else's model or dataset, or no licence allows to show
+                rows.
+        """
+        results = self._complete(processing_class, metrics, recipe, plots)
+        write_artefact(self.contents(), Path(folder), results, show_rows)
+        self._results = (results, self.fingerprint())
+
+    def _complete(
+        self,
+        processing_class: Any = None,
+        metrics: Mapping[str, Any] | None = None,
+        recipe: Mapping[str, Any] | None = None,
+        plots: Sequence[str | os.PathLike] | None = None,
+    ) -> Results:
+        """Takes over the arguments of `save_pretrained`, and checks that the summary can be saved.
+        Returns what is saved beside it.
         """
         if processing_class is not None:
             self.processing_class = processing_class
@@ -584,15 +615,14 @@ class FarziData(nn.Module):
             self.tensors, self.config, "it is not worth saving, go back to a good checkpoint"
         )
         known = self.results
-        results = Results(
-            metrics=without_local_paths(known.metrics if metrics is None else metrics),
-            recipe=without_local_paths(known.recipe if recipe is None else recipe),
+        return Results(
+            metrics=publishable(known.metrics if metrics is None else metrics),
+            recipe=publishable(known.recipe if recipe is None else recipe),
             plots=known.plots if plots is None else read_plots(plots),
         )
-        write_artefact(self.contents(), Path(folder), results)
-        self._results = (results, self.fingerprint())
 
     @classmethod
+    @escaped_messages
     def from_pretrained(
         cls,
         folder_or_repo: str | os.PathLike,
@@ -650,7 +680,11 @@ class FarziData(nn.Module):
         **artefact: Any,
     ) -> str:
         """Uploads the artefact to the *dataset* repository `repo_id` in one commit and returns the
-        commit's address.
+        commit's address. A line warns first of a summary whose teacher has learnt rows by heart.
+
+        Everything is written anew from the tensors, the vocabulary, the metrics and the recipe. So
+        of a summary that somebody else wrote no page, card or table goes up as it was. Plots that
+        are no PNG or JPEG are left out, with a warning.
 
         Args:
             private: whether a new repository is private.
@@ -658,15 +692,28 @@ class FarziData(nn.Module):
                 main one.
             token: of the Hub; by default the one that `hf auth login` has saved.
             artefact: the arguments of `save_pretrained` beside the folder: processing_class,
-                metrics, recipe, plots.
+                metrics, recipe, plots, show_rows.
 
         Raises:
             httpx.HTTPError: the Hub is out of reach or refuses. Nothing is committed, and another
-                call goes on. See `store.hub.push_folder`.
+                call goes on. See `store.hub.upload_artefact`.
         """
         with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder, **artefact)
-            return push_folder(folder, repo_id, private, revision, token, commit_message)
+            metrics = self.write_published(Path(folder), **artefact).metrics
+            if warning := metrics.get("memory_warning"):
+                found = terminal_text(f"{warning} {metrics.get('memory', '')}", 1000)
+                logger.warning("%s Whoever reads %s can look for them.", found, repo_id)
+            return upload_artefact(Path(folder), repo_id, private, revision, token, commit_message)
+
+    def write_published(self, folder: Path, show_rows: bool = False, **artefact: Any) -> Results:
+        """Writes into the empty `folder` what `push_to_hub` uploads, with the same arguments of
+        `save_pretrained`. Returns what it holds beside the summary.
+        """
+        results = self._complete(**artefact)
+        published = results.published()
+        write_artefact(self.contents(), folder, published, show_rows)
+        self._results = (results, self.fingerprint())
+        return published
 
     @property
     def results(self) -> Results:

@@ -32,6 +32,7 @@ from torch import Tensor
 from farzi_hf.common.settings import setting
 from farzi_hf.summary.endless import DrawnRows, WrittenRows
 from farzi_hf.summary.initialization import INITIALIZATIONS, INPUT_SEQUENCES, Shares
+from farzi_hf.summary.origins import DRAWN, ORIGINS, UNKNOWN, WRITTEN, Origin
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.store.tensor_file import SHARES, TEACHER
 from farzi_hf.summary.teacher import CarriedTeacher, teacher_model
@@ -66,7 +67,16 @@ class Form:
         }
 
 
-class SoftInputs(Form):
+class StoredInputs(Form):
+    """Inputs that a summary stores. Its config says where they come from."""
+
+    @staticmethod
+    def origin(config: Any) -> Origin:
+        """Where the rows of a summary with that config come from."""
+        return ORIGINS.get(config.origin, UNKNOWN)
+
+
+class SoftInputs(StoredInputs):
     """Learnt distributions over the vocabulary."""
 
     tensors: ClassVar = {
@@ -89,7 +99,7 @@ class SoftInputs(Form):
         return SoftTokens(tensors["latents"][rows], tensors["decoder"], tau)
 
 
-class TokenInputs(Form):
+class TokenInputs(StoredInputs):
     """Ids of the vocabulary, which any model reads without soft inputs."""
 
     tensors: ClassVar = {"input_ids": ("num_sequences", "sequence_length")}
@@ -120,6 +130,11 @@ class DrawnInputs(Form):
     """Makes the rows of a summary; None where it has rows of its own."""
 
     @staticmethod
+    def origin(config: Any) -> Origin:
+        """Where the rows of a summary with that config come from."""
+        return DRAWN
+
+    @staticmethod
     def batch(tensors: Tensors, rows: Tensor, tau: float) -> Tensor:
         """The ids (b, ξ) themselves."""
         return rows
@@ -132,6 +147,11 @@ class WrittenInputs(DrawnInputs):
     source = staticmethod(
         lambda farzi, length, seed: WrittenRows(farzi.teacher, farzi.frequencies, length, seed)
     )
+
+    @staticmethod
+    def origin(config: Any) -> Origin:
+        """Where the rows of a summary with that config come from."""
+        return WRITTEN
 
 
 _BY_OUTER_STEPS = {

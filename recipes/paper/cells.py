@@ -33,8 +33,10 @@ from farzi_hf.report import Comparison, Measured, rows
 from farzi_hf.report.rendering import distillation_seconds
 from farzi_hf.tasks import Row, Task
 
-FULL, LONG = "full data", "full data, long"
-CELL, SUMMARY = "cell.json", "summary.safetensors"
+FULL = "full data"
+LONG = "full data, long"
+CELL = "cell.json"
+SUMMARY = "summary.safetensors"
 """Files of a cell; the second one holds the tensors of the summary, if the cell distils."""
 
 Done = dict[str, Any]
@@ -177,9 +179,8 @@ def _run(e: Experiment, cell: Cell, seed: int) -> Done:
         _run(e, cell.source, seed)
     folder = _folder(e, cell, seed)
     done = kept(folder / CELL, _settings(e, cell, seed), lambda: _made(e, cell, seed))
-    discard_checkpoints(
-        folder
-    )  # of a start that a signal ended: other settings would be refused because of it
+    # Of a start that a signal ended: other settings would be refused because of it.
+    discard_checkpoints(folder)
     return done
 
 
@@ -208,11 +209,9 @@ def _trained(e: Experiment, cell: Cell, seed: int) -> tuple[FarziTrainer, str | 
     """The trainer of a cell, whose summary is the one on which the students will train, and the
     checkpoint from which it went on.
     """
-    folder, args, settings = (
-        _folder(e, cell, seed),
-        _arguments(e, cell, seed),
-        _settings(e, cell, seed),
-    )
+    folder = _folder(e, cell, seed)
+    args = _arguments(e, cell, seed)
+    settings = _settings(e, cell, seed)
     checkpoint = None
     if cell.distils:
         checkpoint = find_checkpoint(args, (CELL, SUMMARY))
@@ -222,9 +221,8 @@ def _trained(e: Experiment, cell: Cell, seed: int) -> tuple[FarziTrainer, str | 
     if summary and "label_decoder" in summary:  # its width is by default that of the learner's head
         args = changed(args, label_dim=len(summary["label_decoder"]))
     data = copy.copy(e.data)
-    if (
-        summary and args.labels == "teacher"
-    ):  # a teacher of the kind that the source has distilled with
+    # A teacher of the kind that the source has distilled with.
+    if summary and args.labels == "teacher":
         data.settings = replace(data.settings, teacher=cell.source.learner)
     trainer = trainer_of(data, args, seed, cell.learner)
     if cell.distils:
@@ -247,7 +245,8 @@ def _arguments(e: Experiment, cell: Cell, seed: int) -> FarziConfig:
 
 def _settings(e: Experiment, cell: Cell, seed: int) -> dict[str, Any]:
     """All settings on which a cell depends. Two cells are the same only if these are equal."""
-    args, run = _arguments(e, cell, seed), e.data.settings
+    args = _arguments(e, cell, seed)
+    run = e.data.settings
     settings = {**e.data.identity(seed), **args.to_recipe(), "num_students": run.num_students}
     long = {name: getattr(run, name) for name in ("long_steps", "long_batch_size")}
     settings |= {name: value for name, value in long.items() if value is not None}

@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from farzi_hf.common import text as markup
 from farzi_hf.data import Vocabulary
-from farzi_hf.summary.initialization import DRAWN, INPUT_SEQUENCES, WRITTEN
+from farzi_hf.summary.origins import Origin, shows_rows
 from farzi_hf.summary.store.hub import PLACEHOLDER
 from farzi_hf.summary.store.results import check_results
 from farzi_hf.summary.store.tensor_file import SHARES, STORAGES, TEACHER
@@ -62,6 +62,7 @@ class Contents:
         config: sizes and provenance, as `config.json` holds them.
         vocabulary: what the entries stand for.
         decoded: what `FarziData.decode` gives.
+        origin: where its rows come from.
         fixed: where a teacher labels, the rows that are shown, with labels of their own.
     """
 
@@ -69,6 +70,7 @@ class Contents:
     config: PreTrainedConfig
     vocabulary: Vocabulary
     decoded: Sequence[Sequence[Mapping[str, Any]]]
+    origin: Origin
     fixed: Contents | None = None
 
 
@@ -77,9 +79,10 @@ def render_card(
     metrics: Mapping[str, Any] | None = None,
     recipe: Mapping[str, Any] | None = None,
     plots: Sequence[str] = (),
+    show_rows: bool = False,
 ) -> str:
     """The README of the artefact. A section without content is left out. Raises ValueError if a
-    cost, a size or the licence has another type than it needs.
+    cost, a size or the licence has another type than it needs, or no licence allows to show rows.
 
     Args:
         contents: of the artefact.
@@ -96,6 +99,7 @@ def render_card(
         recipe: shown unchanged. Its `learner`, a config as a mapping, is the model of "Train on
             it".
         plots: paths relative to the artefact.
+        show_rows: see `farzi_hf.summary.origins.shows_rows`.
 
     Strings are escaped: none of them is read as Markdown, HTML, YAML or Python.
     """
@@ -108,7 +112,8 @@ def render_card(
     check_results(metrics, recipe, "metrics", "recipe")
     learner, given = recipe.get("learner"), recipe.get("teacher")
     known = isinstance(learner, Mapping) and isinstance(learner.get("model_type"), str)
-    examples = greedy_texts(vocabulary, contents.decoded[:3]) if vocabulary.named else []
+    shown = shows_rows(contents.origin, metrics, show_rows)
+    examples = greedy_texts(vocabulary, contents.decoded[:3]) if vocabulary.named and shown else []
     card = DatasetCard.from_template(
         _metadata(contents, metrics),
         template_path=str(Path(__file__).parent / "templates" / "card.md"),
@@ -127,9 +132,9 @@ def render_card(
         teachers=", ".join(
             filter(None, map(_model, given if isinstance(given, list) else [given]))
         ),
-        shown=min(SHOWN, config.num_sequences),
+        shown=min(SHOWN, config.num_sequences) if shown else 0,
         endless=SHARES in contents.tensors,
-        made=_protection(config, recipe),
+        origin=contents.origin,
         learner_known=known,
         learner=_learner_code(learner if known else vocabulary.small_learner, config, vocabulary),
         guessed={
@@ -150,8 +155,10 @@ def render_card(
             if examples
             else ""
         ),
-        positions=markdown_table(
-            [_position_row(j, p) for j, p in enumerate(contents.decoded[0][:8])]
+        positions=(
+            markdown_table([_position_row(j, p) for j, p in enumerate(contents.decoded[0][:8])])
+            if examples
+            else ""
         ),
         recipe=markup.markdown_fence(markup.yaml_text(recipe).rstrip(), "yaml") if recipe else "",
         plots=[markup.markdown_image(plot) for plot in plots],
@@ -209,15 +216,6 @@ def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData
         size_categories=[sizes[bisect_right([10**3, 10**4, 10**5, 10**6], config.num_sequences)]],
         configs=tables,
     )
-
-
-def _protection(config: PreTrainedConfig, recipe: Mapping[str, Any]) -> str:
-    """What the way in which the ids were made protects, in words; "" where nothing is
-    known of it.
-    """
-    if config.inputs == "tokens" and config.labels != "teacher":
-        return getattr(INPUT_SEQUENCES.get(str(recipe.get("input_sequences"))), "protects", "")
-    return {"drawn": DRAWN, "written": WRITTEN}.get(config.inputs, "")
 
 
 def _model(model: Any, parameters: float | None = None) -> str | None:
