@@ -87,6 +87,9 @@ class WrittenRows(EndlessRows):
 
     Args:
         teacher: in evaluation mode.
+
+    Raises:
+        ValueError: where rows are made, if the teacher does not predict finite numbers.
     """
 
     def __init__(
@@ -124,6 +127,7 @@ class WrittenRows(EndlessRows):
             (first if begin is None else torch.full_like(first, begin))[:, None].to(model.device),
             {},
         )
+        finite = torch.ones((), dtype=torch.bool, device=model.device)
         while ids.shape[1] < self.length:
             read = ids[:, -1:] if kept else ids  # the keys and values of the others are kept
             output = model(
@@ -134,6 +138,7 @@ class WrittenRows(EndlessRows):
             )  # its name before transformers 5.24
             kept = {name: past} if (past := getattr(output, name, None)) is not None else {}
             p = output.logits[:, -1].float().masked_fill(impossible, -torch.inf).softmax(-1)
+            finite &= p[:, 0].isfinite().all()  # a single NaN makes all of its row NaN
             drawn = _drawn(
                 p,
                 torch.cat([1 - torch.rand(_BLOCK, 1, generator=each) for each in draws]).to(
@@ -142,7 +147,12 @@ class WrittenRows(EndlessRows):
             )
             if None not in (begin, end) and begin != end:
                 drawn.masked_fill_(ids[:, -1:] == end, begin)
-            ids = torch.cat([ids, drawn], dim=1)
+            ids = torch.cat([ids, drawn.clamp(max=len(possible) - 1)], dim=1)
+        if not finite:  # asked once, because a GPU would wait for each answer
+            raise ValueError(
+                "the teacher that the summary carries predicts NaN or infinity after ids that it"
+                " has written itself: set config.inputs to 'drawn', or do not trust the summary"
+            )
         return ids.cpu()
 
 
