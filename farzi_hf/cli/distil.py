@@ -284,7 +284,8 @@ class Run:
         ]
 
     def _named(self, row: str) -> str:
-        return row.format(inputs=getattr(INPUTS[self.args.inputs], "words", ""))
+        """The name of a row, with that of its inputs."""
+        return row.format(inputs=INPUTS[self.args.inputs].row_words)
 
     def baselines(self) -> list[Measured]:
         """Rows to compare the summary with, as far as they mean something for it, and rows of count
@@ -348,9 +349,10 @@ def draw(
     else:  # the run was so short that nothing was logged
         del paths["distillation"]
     plot_comparison(rows, paths["comparison"], task.metric, metric_label=task.metric_label)
-    shown = "First row that is made" if c.farzi.is_endless else "Synthetic sequence 0"
     decoded = c.farzi.contents().decoded
-    plot_tokens(replace(decoded, vocabulary=decoded.vocabulary.readable), paths["tokens"], shown)
+    readable = replace(decoded, vocabulary=decoded.vocabulary.readable)
+    title = c.farzi.forms.inputs.words(decoded.vocabulary, c.farzi.results.recipe).first_row
+    plot_tokens(readable, paths["tokens"], title)
     return list(paths.values())
 
 

@@ -35,7 +35,7 @@ from farzi_hf.distillation.teacher import TEACHER_OPTIMIZERS, TeacherTraining
 from farzi_hf.distillation.trajectories import PretrainedStarts, TrajectoryBank
 from farzi_hf.engine import ADJOINTS, OPTIMIZERS, Adjoint, InnerOptimizer
 from farzi_hf.summary import FarziDataConfig
-from farzi_hf.summary.forms import INPUTS, LABELS, OwnLabels
+from farzi_hf.summary.forms import INPUTS, LABELS, DrawnInputs, Forms, forms_of
 from farzi_hf.summary.initialization import Start
 from farzi_hf.summary.inner_settings import LR_SCHEDULES
 from farzi_hf.summary.store.tensor_file import STORAGES
@@ -192,7 +192,8 @@ class FarziConfig(TrainingArguments):
     def __post_init__(self) -> None:
         vars(self).update(converted(type(self), vars(self)))
         if self.labels is None:
-            self.labels = "own" if self.inputs in OwnLabels.inputs else "teacher"
+            # A name that the table does not have is refused later.
+            self.labels = INPUTS.get(self.inputs, DrawnInputs).labels_by_default
         if self.max_steps is None and self.num_train_epochs > 0:
             self.max_steps = -1
         if self.inner_optimizer is None and self.max_steps:  # which need its derivative
@@ -262,8 +263,8 @@ class FarziConfig(TrainingArguments):
                 f"window={self.window} is more than inner_steps={self.inner_steps}: all are"
                 " differentiated."
             )
-        size, made_up = self.synthetic_batch_size or 0, INPUTS[self.inputs].source is not None
-        if not made_up and size > max(
+        size = self.synthetic_batch_size or 0
+        if not INPUTS[self.inputs].is_endless and size > max(
             self.num_sequences, self.defaults.get("synthetic_batch_size", 0)
         ):
             logger.warning(
@@ -302,7 +303,10 @@ class FarziConfig(TrainingArguments):
             label_dim: e, where this config says none.
             teacher: the config of a carried one.
         """
-        own = {name for name, _, _ in settings_of(LABELS[self.labels])}
+        of_labels = {
+            "label_dim": getattr(self, "label_dim", None) or label_dim,
+            "teacher": teacher,
+        }
         copied = (
             "num_sequences",
             "sequence_length",
@@ -316,8 +320,7 @@ class FarziConfig(TrainingArguments):
             **{name: getattr(self, name) for name in copied},
             vocab_size=vocab_size,
             inner=self.inner_settings(),
-            label_dim=(self.label_dim or label_dim) if "label_dim" in own else None,
-            teacher=teacher if self.labels == "teacher" else None,
+            **{name: of_labels[name] for name in LABELS[self.labels].fields},
             seed=self.seed,
         )
 
@@ -379,11 +382,21 @@ class FarziConfig(TrainingArguments):
         """How a carried teacher is trained in few bits."""
         return made(Packing, self)
 
-    def make_training(self) -> SyntheticTraining:
-        """The inner loop."""
-        compiled, window = self.torch_compile_mode or self.torch_compile, self.window or None
-        how = {"window": window, "adjoint": self.make_adjoint(), "torch_compile": compiled}
-        return SyntheticTraining.of(self.inner_settings(), self.tau, **how)
+    def make_training(self, forms: Forms | None = None) -> SyntheticTraining:
+        """The inner loop.
+
+        Args:
+            forms: of the summary; by default those of any summary with these settings.
+        """
+        if forms is None:
+            forms = forms_of(self.summary_config(2, teacher=Vocabulary.small_learner))
+        return SyntheticTraining.of(
+            self.inner_settings(),
+            forms,
+            window=self.window or None,
+            adjoint=self.make_adjoint(),
+            torch_compile=self.torch_compile_mode or self.torch_compile,
+        )
 
     def make_objective(
         self,

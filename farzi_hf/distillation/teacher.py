@@ -32,7 +32,6 @@ from farzi_hf.distillation.processes import broadcast, shared
 from farzi_hf.distillation.rows import RealData, real_loss, train_on, validation_loss
 from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSoap, TrainingState
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.inner_settings import lr_schedule
 from farzi_hf.summary.teacher import LinearHead, factors_of_rank
 
@@ -379,7 +378,7 @@ def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:
         )
     head, states = linear_head(learner), []
     for first in range(0, farzi.config.num_sequences, _CHUNK):
-        inputs, _ = batch_of(farzi.tensors, slice(first, first + _CHUNK), farzi.config.tau)
+        inputs = farzi.forms.inputs.batch(farzi.tensors, slice(first, first + _CHUNK))
         states.append(learner.states(params, learner.arguments(params, inputs)).flatten(0, 1))
     return head.factors(torch.cat(states), params)
 

@@ -129,7 +129,7 @@ class FarziTrainer(Trainer):
         self.task = task or LanguageModeling(processing_class)
         self.learner = Learner(learner_init, checkpoint_layers=args.checkpoint_layers)
         self.labelling = Labelling.by(teacher, self.learner)
-        if args.labels == "teacher" and self.labelling != self.labelling.first:
+        if LABELS[args.labels].carries_teacher and self.labelling != self.labelling.first:
             raise ValueError(
                 "teacher has several models, labels='teacher' has one: give the best, or"
                 " labels='own', their mean"
@@ -168,7 +168,7 @@ class FarziTrainer(Trainer):
         args.max_steps -= without_steps
         self.label_names = self.args.label_names or list(self.task.label_names)
         self.learner.to(self.args.device)
-        self.training = args.make_training().reading(self.model)
+        self.training = args.make_training(self.model.forms)
         self.rounding = Rounding()
         if objective is not None and args.objective != args.settings["objective"].default:
             raise ValueError(
@@ -205,10 +205,12 @@ class FarziTrainer(Trainer):
         self, args: FarziConfig, farzi_data: FarziData | None, rows: Dataset | RowStream | None
     ) -> FarziData:
         """The summary to train: the one that is given, or a new one at its start."""
-        own, kinds, given = args.labels == "own", self.labelling.kinds, self.labelling.given
-        label_dim = (
-            linear_head(kinds[0] if given is None else Learner(given[0])).width if own else None
-        )
+        form = LABELS[args.labels]
+        label_dim = None
+        if "label_dim" in form.fields:  # by default as wide as the head of a teacher
+            given = self.labelling.given
+            first = self.labelling.kinds[0] if given is None else Learner(given[0])
+            label_dim = linear_head(first).width
         teacher = (
             farzi_data.config.teacher
             if farzi_data is not None
@@ -219,7 +221,7 @@ class FarziTrainer(Trainer):
         if farzi_data is not None:
             farzi_data.config.check_equal(config)
         summary = farzi_data or FarziData(config)
-        if farzi_data is None and args.labels == "teacher":
+        if farzi_data is None and form.carries_teacher:
             some = torch.arange(args.sequence_length)[None] % config.vocab_size
             check_made_again(
                 self.labelling.model,
@@ -234,7 +236,7 @@ class FarziTrainer(Trainer):
             summary.adopt_processing_class(self.task.processing_class, "processing_class")
         if farzi_data is None and rows is not None:
             args.make_start()(summary, rows, args.seed)
-            self._open_start = summary.fingerprint() if LABELS[args.labels].by_teachers else None
+            self._open_start = summary.fingerprint() if form.by_teachers else None
         return summary
 
     # -- training ----------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ from farzi_hf.report.comparison import Comparison, with_ids
 from farzi_hf.report.tables import save_json
 from farzi_hf.report.trials import Suggestion, Trial, width_of, words_of
 from farzi_hf.summary import FarziData
+from farzi_hf.summary.forms import LABELS, DrawnInputs, TeacherLabels
 from farzi_hf.tasks import Task
 
 KEPT = "trials.json"
@@ -197,7 +198,7 @@ class Search:
                 f"dataset has splits {list(self.splits)}: {', '.join(sorted(missing))} is missing,"
                 " or has no row"
             )
-        if self.fixed.get("labels", "teacher") != "teacher":
+        if not LABELS[self.fixed.get("labels", TeacherLabels.name)].carries_teacher:
             raise ValueError(
                 f"labels={self.fixed['labels']!r}: trials choose summaries that carry a teacher;"
                 " leave labels out"
@@ -317,8 +318,8 @@ class Search:
         """
         optimizer = self.fixed.get("teacher_optimizer", "adam" if self.task.ranked else "soap")
         settings = {
-            "labels": "teacher",
-            "inputs": "drawn",
+            "labels": TeacherLabels.name,
+            "inputs": DrawnInputs.name,
             "num_sequences": 64,
             "sequence_length": self.length,
             "inner_epsilon": 1e-6,

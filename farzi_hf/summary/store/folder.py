@@ -67,11 +67,12 @@ LOADED_FILES: dict[str, int | None] = {
 """The files that `FarziData.from_pretrained` reads: patterns of names, and the most bytes of each.
 None: the file is not read at once.
 """
-_TABLES = [
-    f"{name}/train-*.parquet"
-    for name in ("latents", "decoder", "tokens", "labels", "label_decoder")
-]
-_FILES = {**LOADED_FILES, **dict.fromkeys((CARD, VIEWER, *_TABLES))}
+TABLES = ("latents", "decoder", "tokens", "labels", "label_decoder")
+"""The folders of tables, see `Form.tables`. Only these are ever replaced or removed."""
+_FILES = {
+    **LOADED_FILES,
+    **dict.fromkeys((CARD, VIEWER, *(f"{name}/train-*.parquet" for name in TABLES))),
+}
 _FOLDERS = sorted({pattern.split("/")[0] for pattern in _FILES if "/" in pattern})
 # Such a name is a plain one on every system: it has no drive, no stream and no `..`, and is not
 # hidden.
@@ -200,7 +201,14 @@ def replace_files(folder: Path, write: Callable[[Path], None], tensors: dict[str
             write(writing)
             names = [path.relative_to(writing).as_posix() for path in _files(writing)]
             for name in names:
-                size, limit = (writing / name).stat().st_size, _FILES[pattern_of(name)]
+                pattern = pattern_of(name)
+                if pattern is None:
+                    raise ValueError(
+                        f"an artefact has no place for {name}; a table of a new form needs a line"
+                        " in TABLES of farzi_hf/summary/store/folder.py"
+                    )
+                size = (writing / name).stat().st_size
+                limit = _FILES[pattern]
                 if limit is not None and size > limit:
                     raise ValueError(
                         f"{name} would have {size:,} bytes, of which {limit:,} are read; make it"
