@@ -69,6 +69,8 @@ class Purpose(IntEnum):
     PACKING = 38  # the minibatches of a teacher's training in few bits
     DROPOUT = 39  # (step): the masks of a step of training on real data
     NEGATIVES = 40  # items among which a target is ranked
+    MEMORY_ROWS = 41  # the training rows whose losses are compared with those of held-out rows
+    SPARE_LABELS = 42  # the decoder of labels that have dimensions to spare
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:

@@ -12,33 +12,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from transformers import TrainingArguments
-
 from farzi_hf.common.settings import (
     Setting,
     check_settings,
     converted,
     made,
-    setting,
     settings_of,
-    with_settings,
 )
 from farzi_hf.data import Vocabulary
 from farzi_hf.data.seeds import check_seed
+from farzi_hf.distillation.fields import ConfigFields
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.objectives import OBJECTIVES, Objective, Parts
 from farzi_hf.distillation.packing import Packing
 from farzi_hf.distillation.processes import check_launcher
 from farzi_hf.distillation.rows import RealData
+from farzi_hf.distillation.settings import SETTINGS
 from farzi_hf.distillation.teacher import TEACHER_OPTIMIZERS, TeacherTraining
 from farzi_hf.distillation.trajectories import PretrainedStarts, TrajectoryBank
-from farzi_hf.engine import ADJOINTS, OPTIMIZERS, Adjoint, InnerOptimizer
+from farzi_hf.engine import OPTIMIZERS, Adjoint, InnerOptimizer
 from farzi_hf.summary import FarziDataConfig
 from farzi_hf.summary.forms import INPUTS, LABELS, DrawnInputs, Forms, forms_of
 from farzi_hf.summary.initialization import Start
-from farzi_hf.summary.inner_settings import LR_SCHEDULES
-from farzi_hf.summary.store.tensor_file import STORAGES
 
 logger = logging.getLogger(__name__)
 
@@ -80,14 +76,8 @@ remedy.
 """
 
 
-def _by_labels(name: str) -> str:
-    """The defaults of a setting, in words."""
-    return "by labels, " + " / ".join(f"{form.defaults[name]}" for form in LABELS.values())
-
-
 @dataclass(repr=False)  # the inherited repr hides tokens
-@with_settings(TeacherTraining, Packing)
-class FarziConfig(TrainingArguments):
+class FarziConfig(ConfigFields):
     """Settings of `FarziTrainer`. Fields that are not listed here are inherited from
     `transformers.TrainingArguments`.
 
@@ -118,63 +108,7 @@ class FarziConfig(TrainingArguments):
         ValueError: a setting is out of range or unknown.
     """  # noqa: E501
 
-    settings: ClassVar[dict[str, Setting]]
-
-    num_sequences: int = setting(50, "μ, synthetic sequences", least=1)
-    sequence_length: int = setting(50, "ξ, tokens per synthetic sequence", least=2)
-    labels: str | None = setting(
-        None,
-        "what a student should predict, see `summary.forms`; by default a teacher's, or own where"
-        " inputs are soft or tokens",
-        table=LABELS,
-    )
-    inputs: str | None = setting(None, f"what it reads; {_by_labels('inputs')}", table=INPUTS)
-    storage: str | None = setting(
-        None, f"how the finished summary is stored; {_by_labels('storage')}", table=STORAGES
-    )
-
-    inner_optimizer: str | None = setting(
-        None,
-        f"of the learners; {_by_labels('inner_optimizer')}, adam where there are outer steps",
-        table=OPTIMIZERS,
-    )
-    inner_lr_scheduler_type: str | None = setting(
-        None,
-        "how the inner learning rate falls over the T steps;"
-        f" {_by_labels('inner_lr_scheduler_type')}",
-        table=LR_SCHEDULES,
-    )
-    inner_warmup_steps: int = setting(
-        0, "inner steps in which the inner learning rate rises from 0 first", least=0
-    )
-    inner_steps: int | None = setting(
-        None, f"T, steps of a student; {_by_labels('inner_steps')}", least=1
-    )
-    window: int | None = setting(
-        None, "last inner steps that are differentiated; by default, or with 0, all", least=0
-    )
-    synthetic_batch_size: int | None = setting(
-        None, "b_syn, sequences of an inner step; default: all, or 40", least=1
-    )
-
-    objective: str = setting("meta_matching", "the outer loss", table=OBJECTIVES)
-    trajectories: str | None = setting(
-        None,
-        "Ω, a folder of `record_trajectories`, where inner loops start",
-        parts=(TrajectoryBank, PretrainedStarts),
-    )
-    adjoint: str = setting(
-        "auto", "auto: the fastest that fits into memory", table={"auto": None, **ADJOINTS}
-    )
-    checkpoint_layers: bool = setting(
-        False, "keep only the inputs of the learner's layers: less memory, more time"
-    )
-    eval_students: int = setting(
-        3, "students that `evaluate()` trains from scratch, each from its own θ0", least=1
-    )
-    max_non_finite: int = setting(
-        20, "most outer steps that are skipped for a NaN or infinite meta-gradient", least=0
-    )
+    settings: ClassVar[dict[str, Setting]] = SETTINGS
 
     learning_rate: float = 0.01
     max_grad_norm: float = 0.1
@@ -219,10 +153,13 @@ class FarziConfig(TrainingArguments):
         self.use_cpu |= check_launcher()
         # torch_compile means the inner loop here. Trainer must not see it, or a mode of it: it
         # would compile the summary.
-        mode, self.torch_compile_mode = self.torch_compile_mode, None
-        compiled, self.torch_compile = self.torch_compile or mode is not None, False
+        mode = self.torch_compile_mode
+        self.torch_compile_mode = None
+        compiled = self.torch_compile or mode is not None
+        self.torch_compile = False
         super().__post_init__()
-        self.torch_compile, self.torch_compile_mode = compiled, mode
+        self.torch_compile = compiled
+        self.torch_compile_mode = mode
         if self.n_gpu > 1:
             raise ValueError(
                 f"this process sees {self.n_gpu} GPUs, among which Trainer would share each batch,"

@@ -102,7 +102,8 @@ class Learner:
             model = self._new_model()
         params = {name: x.detach().to(device) for name, x in model.named_parameters()}
         for name in [name for name, x in model.named_parameters() if not x.requires_grad]:
-            own, drawn = self.model.get_parameter(name), params[name]
+            own = self.model.get_parameter(name)
+            drawn = params[name]
             shared = own.device == drawn.device and torch.equal(
                 own, drawn
             )  # learners share its memory
@@ -184,7 +185,8 @@ class Learner:
         """
         with nullcontext() if dropout is None else models.dropping(self.model, dropout):
             states = self.states(params, _arguments(batch))
-        states, labels = states[:, :-1], batch["labels"][:, 1:]
+        states = states[:, :-1]
+        labels = batch["labels"][:, 1:]
         counted = labels != IGNORED
         if weights is not None:
             weights = weights[:, None].expand_as(counted) if weights.dim() == 1 else weights[:, 1:]
@@ -203,10 +205,12 @@ class Learner:
         """The mean of ln r over what a real batch predicts, where the target is the r-th of all
         entries. Those as likely come before it.
         """
-        states, labels = self.states(params, _arguments(batch))[:, :-1], batch["labels"][:, 1:]
+        states = self.states(params, _arguments(batch))[:, :-1]
+        labels = batch["labels"][:, 1:]
         counted = labels != IGNORED
         weight, bias = (None, None) if self.head is None else self.head.arguments(params)
-        parts, size = [], max(FEWEST, portions(states).block // self.vocab_size)
+        parts = []
+        size = max(FEWEST, portions(states).block // self.vocab_size)
         for h, y in zip(states[counted].split(size), labels[counted].split(size), strict=True):
             z = h if weight is None else nn.functional.linear(h, weight, bias)
             parts.append((~(z < z.gather(1, y[:, None]))).sum(1))  # NaN is not less
@@ -242,7 +246,8 @@ class Learner:
         """(V, h): what the input embedding makes of all ids. The module itself runs, because some
         modules scale their output.
         """
-        module, own = self.model.get_input_embeddings(), self._embedding_names.items()
+        module = self.model.get_input_embeddings()
+        own = self._embedding_names.items()
         ids = torch.arange(self.vocab_size, device=module.weight.device)
         return torch.func.functional_call(
             module, {name: params[full] for name, full in own}, (ids,)

@@ -95,7 +95,8 @@ def check_causal(model: PreTrainedModel, logits: Callable[[Parameters, Tensor], 
     """Raise one clear ValueError if the logits (b, L, V) of parameters and ids (b, L) depend on a
     later token at some position.
     """
-    size, length = model.get_input_embeddings().weight.shape[0], few_positions(model)
+    size = model.get_input_embeddings().weight.shape[0]
+    length = few_positions(model)
     generator = torch.Generator().manual_seed(0)
     same = torch.randint(size, (length,), generator=generator).expand(length, length)
     others = (same + torch.randint(1, max(size, 2), same.shape, generator=generator)) % size
@@ -143,7 +144,8 @@ def looks_up_only(
     """Whether a loss of parameters and ids (b, L) depends on no other rows of the embedding `name`
     (V, h) than those of the ids. Tried with the first ids and with the last.
     """
-    generator, length = torch.Generator().manual_seed(0), few_positions(model)
+    generator = torch.Generator().manual_seed(0)
+    length = few_positions(model)
     # While weights are zero, as they start in some models, another use of the embedding may not
     # show.
     moved = {

@@ -60,7 +60,9 @@ class Packing:
         rows. Returns how, where steps were taken. Raises FloatingPointError if the training
         diverged.
         """
-        learner, params, trained = teacher.learner, teacher.params, None
+        learner = teacher.learner
+        params = teacher.params
+        trained = None
         steps = training.steps if self.steps is None else self.steps
         if steps and (largest := getattr(STORAGES[storage], "largest", None)) is not None:
             slower = replace(
@@ -143,7 +145,8 @@ def _rounded(params: Parameters, largest: int) -> Parameters:
 
 def _mean_log(params: Parameters, largest: int) -> Tensor:
     """mean log(1 + |W / s|) over all numbers of matrices."""
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for name, x in params.items():
         if (log_scale := params.get(name + _LOG_SCALE)) is not None:
             total = total + torch.log1p((x / log_scale.exp()).clamp(-largest, largest).abs()).sum()

@@ -71,7 +71,8 @@ def agreed(work: Callable[[], T]) -> T:
     """The result of `work()` in this process, when all processes have done theirs. Raises
     RuntimeError if another process failed. Without this, all others would wait for it in vain.
     """
-    failed, result = None, None
+    failed = None
+    result = None
     try:
         result = work()
     except Exception as error:  # whatever it is, the others have to know

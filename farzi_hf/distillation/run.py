@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import psutil
 import torch
@@ -34,6 +34,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from farzi_hf.common.files import exclusive, replace_file
+from farzi_hf.common.settings import changed
 from farzi_hf.common.text import as_written, json_text
 from farzi_hf.data.streams import described as described_rows
 from farzi_hf.distillation.learner import Learner
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RECORD = "farzi_run.json"
+START_SECONDS = "start_seconds"
+"""The figure of the log's entry about the start of a summary: the seconds of its teachers."""
 
 _NAME = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 _UNFINISHED = re.compile(
@@ -70,6 +73,17 @@ class Interrupted(SystemExit):
     """
 
 
+class LogSums(NamedTuple):
+    """The sums from which Trainer makes the losses of its log."""
+
+    loss: float
+    """Of the steps since the last entry."""
+    total_loss: float
+    """Of all steps before that."""
+    logged_step: float
+    """The step of the last entry."""
+
+
 class Run(TrainerCallback):
     """What a `FarziTrainer` knows of its run, and of the run's folder `args.output_dir`.
 
@@ -84,14 +98,15 @@ class Run(TrainerCallback):
     """
 
     def __init__(self, trainer: FarziTrainer) -> None:
-        self.trainer, self.settings, self.checkpoint = trainer, {}, None
-        self.saved_step, self.noted, self.non_finite_steps, self.start, self.warned = (
-            -1,
-            0,
-            0,
-            {},
-            False,
-        )
+        self.trainer = trainer
+        self.settings: dict[str, Any] = {}
+        self.checkpoint: str | None = None
+        self.saved_step = -1
+        self.noted = 0
+        self.non_finite_steps = 0
+        self.start: dict[str, float] = {}
+        self.warned = False
+        self._log_sums: LogSums | None = None
         self._built_with = trainer.args.to_recipe()
 
     # -- before the first step ---------------------------------------------------------------------
@@ -110,7 +125,6 @@ class Run(TrainerCallback):
             Interrupted: a second signal came, or one after the last step.
         """
         args = self.trainer.args
-        hidden = {name: getattr(args, name) for name in ("save_total_limit", "eval_on_start")}
         defaults = (signal.SIG_DFL, signal.default_int_handler)
         handlers = {
             number: handler
@@ -121,20 +135,18 @@ class Run(TrainerCallback):
             threading.current_thread() is not threading.main_thread()
         ):  # Python allows no handlers in others
             handlers = {}
-        with locked(args):
-            self.noted, self.saved_step, self._limit = 0, -1, args.save_total_limit
+        self._limit = args.save_total_limit
+        # Trainer would remove every folder with a name like `checkpoint-…`.
+        with locked(args), changed(args, save_total_limit=None):
+            self.noted = 0
+            self.saved_step = -1
             try:
                 for number in handlers:
                     signal.signal(number, self._note)
-                args.save_total_limit = (
-                    None  # Trainer would remove every folder with a name like `checkpoint-…`
-                )
                 yield
             finally:
                 for number, handler in handlers.items():
                     signal.signal(number, handler)
-                for name, value in hidden.items():
-                    setattr(args, name, value)
         if self.noted:
             self.end(self.noted, "the training has ended")
 
@@ -219,9 +231,9 @@ class Run(TrainerCallback):
         the log.
         """
         trainer = self.trainer
-        trainer.args.eval_on_start = False  # the log has that evaluation
         tensors = load_file(self._process_file(self.checkpoint))
-        *self._sums, skipped = tensors.pop("log").tolist()
+        *sums, skipped = tensors.pop("log").tolist()
+        self._log_sums = LogSums(*sums)
         self.non_finite_steps = int(skipped)
         parts: dict[str, dict[str, Tensor]] = {"objective": {}, "rounding": {}}
         for name, x in tensors.items():
@@ -233,15 +245,40 @@ class Run(TrainerCallback):
                 parts["objective"], trainer.learner, trainer.args.device
             )
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Trainer begins the sums of the log anew."""
-        trainer = self.trainer
-        if self.checkpoint:
-            loss, trainer._total_loss_scalar, trainer._globalstep_last_logged = self._sums
-            trainer._tr_loss.fill_(loss)
-        elif self.start:
-            trainer.log(self.start)
+    def begin(self, start: Mapping[str, float]) -> None:
+        """Notes the figures of a new start, which the log has first."""
+        self.start = dict(start)
+
+    def log_start(self) -> None:
+        """Writes the figures of the start into the log, once."""
+        if self.start:
+            self.trainer.log(self.start)
             self.start = {}
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Trainer has begun the sums of its log anew."""
+        if self.checkpoint:
+            self.trainer.log_sums = self._log_sums
+        else:
+            self.log_start()
+
+    def skip_step(self, step: int) -> None:
+        """Counts an outer step whose meta-gradient is not finite. Raises FloatingPointError after
+        too many.
+        """
+        self.non_finite_steps += 1
+        limit = self.trainer.args.max_non_finite
+        skipped = self.non_finite_steps
+        logger.warning(
+            "Step %d: the meta-gradient is not finite; skipped (%d so far).", step, skipped
+        )
+        if skipped > limit:
+            raise FloatingPointError(
+                f"{skipped} meta-gradients were not finite, more than max_non_finite={limit}; begin"
+                " a new run in another output_dir, from this summary (farzi_data=trainer.model) or"
+                " anew, with a smaller inner_learning_rate, learning_rate or window, or a larger"
+                " inner_epsilon"
+            )
 
     def on_log(
         self, args: Any, state: TrainerState, control: Any, logs: dict | None = None, **kwargs: Any
@@ -281,12 +318,8 @@ class Run(TrainerCallback):
         Afterwards the first process makes the checkpoint complete.
         """
         trainer = self.trainer
-        sums = [
-            float(trainer._tr_loss),
-            trainer._total_loss_scalar,
-            trainer._globalstep_last_logged,
-        ]
-        tensors = {"log": torch.tensor([*sums, self.non_finite_steps], dtype=torch.float64)}
+        log = [*trainer.log_sums, self.non_finite_steps]
+        tensors = {"log": torch.tensor(log, dtype=torch.float64)}
         if isinstance(trainer.objective, ConfigurableObjective):
             tensors |= {
                 f"objective.{name}": x for name, x in trainer.objective.state_dict().items()

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -33,7 +33,7 @@ from farzi_hf.distillation.rows import RealData, real_loss, train_on, validation
 from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSoap, TrainingState
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.inner_settings import lr_schedule
-from farzi_hf.summary.teacher import LinearHead, factors_of_rank
+from farzi_hf.summary.teacher import LinearHead
 
 TEACHER_OPTIMIZERS: dict[str, Callable[..., InnerOptimizer]] = {
     "adam": partial(InnerAdam, betas=(0.5, 0.999), eps=1e-4),
@@ -357,15 +357,7 @@ def label(farzi: FarziData, teachers: Sequence[Teacher]) -> None:
     factors = [_factors(farzi, teacher) for teacher in teachers]
     states = torch.cat([states / len(teachers) for states, _ in factors], dim=1)
     weight = torch.cat([weight for _, weight in factors])
-    latents, decoder = factors_of_rank(states, weight, min(farzi.config.label_dim, len(weight)))
-    missing = farzi.config.label_dim - len(decoder)
-    farzi.label_latents.copy_(nn.functional.pad(latents, (0, missing)).view_as(farzi.label_latents))
-    # Dimensions to spare: their latents are 0, so labels stay; their decoder is not, so that
-    # latents have a gradient.
-    spare = torch.randn(missing, decoder.shape[1], generator=torch.Generator().manual_seed(0)).to(
-        decoder
-    )
-    farzi.label_decoder.copy_(torch.cat([decoder, spare * farzi.config.latent_std]))
+    farzi.forms.labels.begin_at(farzi.tensors, states, weight)
 
 
 def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:

@@ -119,7 +119,8 @@ def _first_rows(farzi: FarziData, num_sequences: int, length: int) -> Tensor:
     else:
         if length > farzi.config.sequence_length:  # the teacher was tried with fewer
             teacher = farzi.collator().forms.labels.teacher
-            some = DrawnRows(farzi.tensors[SHARES], length, 0).rows(0, 1)
+            shares = farzi.forms.inputs.frequencies(farzi.tensors)
+            some = DrawnRows(shares, length, 0).rows(0, 1)
             teacher.check(teacher.tensors, some, "teacher", "give a smaller sequence_length")
         ids = source.rows(0, num_sequences)
     if ids.shape != (num_sequences, length):

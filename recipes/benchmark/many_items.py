@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    learner, timer = Learner(config_of(args)), Timer()
+    learner = Learner(config_of(args))
+    timer = Timer()
     form = {"inputs": "tokens", "labels": "own", "label_dim": args.label_dim}
     farzi = FarziData(
         FarziDataConfig(

@@ -59,7 +59,10 @@ COLUMNS = (
     "commit",
     "code",
 )
-STEPS, SEQUENCES, WIDTH, BATCH = 4, 10, 32, 8
+STEPS = 4
+SEQUENCES = 10
+WIDTH = 32
+BATCH = 8
 
 
 def ours(learner: Learner, params: Parameters, ids: Tensor, targets: SoftTokens) -> Tensor:
@@ -119,7 +122,8 @@ def measure(report: Report, loss: str, vocabulary: int, length: int) -> None:
     form = {"inputs": "tokens", "labels": "own", "label_dim": WIDTH}
     farzi = FarziData(FarziDataConfig(SEQUENCES, length, 1, vocabulary, **form))
     names, inputs = zip(*farzi.tensors.items(), strict=True)
-    start, real = learner.initial_parameters(0), torch.randint(vocabulary, (BATCH, min(length, 50)))
+    start = learner.initial_parameters(0)
+    real = torch.randint(vocabulary, (BATCH, min(length, 50)))
 
     def inner_loss(params: Parameters, tensors: tuple[Tensor, ...], step: int) -> Tensor:
         summary = dict(zip(names, tensors, strict=True))

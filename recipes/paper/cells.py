@@ -34,8 +34,10 @@ from farzi_hf.report.rendering import distillation_seconds
 from farzi_hf.summary.forms import LABELS
 from farzi_hf.tasks import Row, Task
 
-FULL, LONG = "full data", "full data, long"
-CELL, SUMMARY = "cell.json", "summary.safetensors"
+FULL = "full data"
+LONG = "full data, long"
+CELL = "cell.json"
+SUMMARY = "summary.safetensors"
 """Files of a cell; the second one holds the tensors of the summary, if the cell distils."""
 
 Done = dict[str, Any]
@@ -209,11 +211,9 @@ def _trained(e: Experiment, cell: Cell, seed: int) -> tuple[FarziTrainer, str | 
     """The trainer of a cell, whose summary is the one on which the students will train, and the
     checkpoint from which it went on.
     """
-    folder, args, settings = (
-        _folder(e, cell, seed),
-        _arguments(e, cell, seed),
-        _settings(e, cell, seed),
-    )
+    folder = _folder(e, cell, seed)
+    args = _arguments(e, cell, seed)
+    settings = _settings(e, cell, seed)
     checkpoint = None
     if cell.distils:
         checkpoint = find_checkpoint(args, (CELL, SUMMARY))
@@ -247,7 +247,8 @@ def _arguments(e: Experiment, cell: Cell, seed: int) -> FarziConfig:
 
 def _settings(e: Experiment, cell: Cell, seed: int) -> dict[str, Any]:
     """All settings on which a cell depends. Two cells are the same only if these are equal."""
-    args, run = _arguments(e, cell, seed), e.data.settings
+    args = _arguments(e, cell, seed)
+    run = e.data.settings
     settings = {**e.data.identity(seed), **args.to_recipe(), "num_students": run.num_students}
     long = {name: getattr(run, name) for name in ("long_steps", "long_batch_size")}
     settings |= {name: value for name, value in long.items() if value is not None}

@@ -48,7 +48,9 @@ def strata_of(e: Experiment) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
     Tenth 0 has the most popular items and the longest histories.
     """
-    items, lengths, ranks = [], [], []
+    items = []
+    lengths = []
+    ranks = []
     vocab_size = len(e.task.processing_class)
     for seed in e.seeds:
         splits = e.data.splits(seed)
@@ -153,7 +155,8 @@ def regions(
     """Verdicts, with reasons, on the paper's statement: ours is worse than full data for popular
     items or long histories, and better for others.
     """
-    difference, judged = 100 * (hits[ours] - hits[full]), []
+    difference = 100 * (hits[ours] - hits[full])
+    judged = []
     for which, inside, side in ((0, tenth < 3, -1), (1, tenth >= 3, 1)):
         claim = (
             f"{REGIONS[by][which]}, a summary is {'better' if side > 0 else 'worse'} than full"

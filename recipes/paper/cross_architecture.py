@@ -38,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table of one data set."""
     keep_freed_memory()
     with ends_in_one_line("cross_architecture.py"):
-        figure, forms = "cross_architecture.png", OWN_FORM | PAPER_FORM
+        figure = "cross_architecture.png"
+        forms = OWN_FORM | PAPER_FORM
         e = Experiment.parse(
             "cross_architecture", "Other architectures", argv, (figure,), forms=forms
         )
@@ -175,7 +176,8 @@ def matrix(
     task: Task, rows: Sequence[Row], teachers: Sequence[str], students: Sequence[str]
 ) -> str:
     """A table of the task's main figure, with a row per teacher and a column per student."""
-    by_name, scale = {row["method"]: row for row in rows}, 100 if task.percent else 1
+    by_name = {row["method"]: row for row in rows}
+    scale = 100 if task.percent else 1
     label = task.metric_label + (", %" if task.percent else "")
     return markdown(
         [

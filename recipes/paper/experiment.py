@@ -189,7 +189,8 @@ class Experiment:
         known, rest = parser.parse_known_args(argv)
         config = CONFIGS / f"{forms[known.form]}_{known.dataset}_{known.scale}.yaml"
         if not config.exists() and not any(word.partition("=")[0] == "--config" for word in rest):
-            where, others = f"{known.dataset} at scale {known.scale}", ", ".join(forms)
+            where = f"{known.dataset} at scale {known.scale}"
+            others = ", ".join(forms)
             raise ValueError(
                 f"form={known.form!r} has no settings for {where}; choose another of {others}"
             )
@@ -256,7 +257,8 @@ class Experiment:
         self, rows: Sequence[Row], file: str, metric: str | None = None, label: str | None = None
     ) -> None:
         """Draws the rows side by side into the card's folder; by default their main metric."""
-        metric, label = metric or self.task.metric, label or self.task.metric_label
+        metric = metric or self.task.metric
+        label = label or self.task.metric_label
         plot_comparison(rows, self.folder / file, metric, metric_label=label)
 
     def write(

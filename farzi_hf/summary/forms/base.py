@@ -329,6 +329,10 @@ class Inputs(Form):
         """The rows of a training, of `length` ids; None where rows are stored."""
 
     @abstractmethod
+    def frequencies(self, tensors: Tensors) -> Tensor | None:
+        """How often each entry is drawn, (V,); None where none is drawn."""
+
+    @abstractmethod
     def looked_up(self, tensors: Tensors) -> Tensor | None:
         """All ids whose embeddings any student of the summary looks up; None where these may be
         all of the vocabulary.
@@ -426,8 +430,9 @@ class Labels(Form):
     @property
     @abstractmethod
     def by_teachers(self) -> bool:
-        """Whether teachers, trained on the data, complete the start of a summary. The class has it,
-        too.
+        """Whether teachers, trained on the data, complete the start of a summary: they are packed
+        into one that carries its teacher, and `begin_at` takes their labels in any other, as in
+        `OwnLabels`. The class has it, too.
         """
 
     @property

@@ -97,6 +97,9 @@ class StoredInputs(SequenceInputs):
     def endless(self, tensors: Tensors, labels: Labels, seed: int, length: int) -> None:
         return None
 
+    def frequencies(self, tensors: Tensors) -> None:
+        return None
+
     @abstractmethod
     def column(self, tensors: Tensors) -> Tensor:
         """The column `input_ids` of the rows for a Trainer, (μ, ξ) or (μ, ξ, d)."""

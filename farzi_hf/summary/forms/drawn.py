@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.endless import DrawnRows
 from farzi_hf.summary.forms.base import InputWords, Labels, Part, Tensors, equal_shares
@@ -38,6 +40,9 @@ class DrawnInputs(EndlessInputs):
 
     def endless(self, tensors: Tensors, labels: Labels, seed: int, length: int) -> DrawnRows:
         return DrawnRows(tensors[SHARES], length, seed)
+
+    def frequencies(self, tensors: Tensors) -> Tensor:
+        return tensors[SHARES]
 
     def words(self, vocabulary: Vocabulary, recipe: Mapping[str, Any]) -> InputWords:
         return InputWords(

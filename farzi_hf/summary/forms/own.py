@@ -14,6 +14,7 @@ from torch import Tensor
 from farzi_hf.common.checks import check_size
 from farzi_hf.common.settings import setting
 from farzi_hf.data import Vocabulary
+from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.summary.forms.base import (
     Inputs,
     InputWords,
@@ -38,6 +39,7 @@ from farzi_hf.summary.forms.common_labels import (
 from farzi_hf.summary.reading import check_product, likeliest_entries
 from farzi_hf.summary.soft_tokens import SoftTokens, soft_tokens
 from farzi_hf.summary.store.columns import list_column
+from farzi_hf.summary.teacher import factors_of_rank
 
 if TYPE_CHECKING:
     from farzi_hf.summary.config import FarziDataConfig
@@ -83,6 +85,26 @@ class OwnLabels(StoredLabels):
 
     def check_numbers(self, tensors: Tensors, remedy: str) -> None:
         check_product("label_latents", "label_decoder", tensors, 1.0, remedy)
+
+    @torch.no_grad()
+    def begin_at(self, tensors: Tensors, states: Tensor, weight: Tensor) -> None:
+        """Sets the labels to softmax(states @ weight), or to what is closest in e dimensions.
+
+        Args:
+            tensors: of the summary, changed in place.
+            states: (μ·ξ, k) of teachers.
+            weight: (k, V) of their heads.
+        """
+        label_dim = self.config.label_dim
+        latents, decoder = factors_of_rank(states, weight, min(label_dim, len(weight)))
+        missing = label_dim - len(decoder)
+        label_latents = tensors["label_latents"]
+        label_latents.copy_(F.pad(latents, (0, missing)).view_as(label_latents))
+        # Dimensions to spare: their latents are 0, so labels stay; their decoder is not, so that
+        # latents have a gradient.
+        generator = torch.Generator().manual_seed(derive(self.config.seed, Purpose.SPARE_LABELS))
+        spare = torch.randn(missing, decoder.shape[1], generator=generator).to(decoder)
+        tensors["label_decoder"].copy_(torch.cat([decoder, spare * self.config.latent_std]))
 
     # -- training ----------------------------------------------------------------------------------
 

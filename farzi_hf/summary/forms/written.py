@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.endless import WrittenRows
 from farzi_hf.summary.forms.base import InputWords, Labels, Part, Tensors, equal_shares
@@ -40,6 +42,9 @@ class WrittenInputs(EndlessInputs):
 
     def endless(self, tensors: Tensors, labels: Labels, seed: int, length: int) -> WrittenRows:
         return WrittenRows(labels.model, tensors[SHARES], length, seed)
+
+    def frequencies(self, tensors: Tensors) -> Tensor:
+        return tensors[SHARES]
 
     def words(self, vocabulary: Vocabulary, recipe: Mapping[str, Any]) -> InputWords:
         return InputWords(
