@@ -108,9 +108,9 @@ class FarziDataConfig(PreTrainedConfig):
         return {name: part.shape(self) for name, part in parts_of(self).items()}
 
     @property
-    def ids(self) -> tuple[str, ...]:
-        """The names of the tensors that hold ids. The others hold floats."""
-        return tuple(name for name, part in parts_of(self).items() if part.is_ids)
+    def floats(self) -> tuple[str, ...]:
+        """The names of the tensors that hold floats. The others hold ids."""
+        return tuple(name for name, part in parts_of(self).items() if not part.is_ids)
 
     def adopt_vocabulary(self, vocabulary: Vocabulary, argument: str) -> None:
         """Checks a vocabulary, and takes over its hash if there is none yet.

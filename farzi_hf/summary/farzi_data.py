@@ -485,7 +485,7 @@ class FarziData(nn.Module):
         config = FarziDataConfig.from_json(artefact.read(CONFIG), artefact.path(CONFIG))
         storage = STORAGES[config.storage]
         path = artefact.path(TENSORS)
-        stored = load_tensors(path, storage.layout(config.shapes, config.ids))
+        stored = load_tensors(path, storage.layout(config.shapes, config.floats))
         try:
             tensors = storage.loaded(stored, config.shapes)
         except ValueError as error:

@@ -68,14 +68,14 @@ class Storage:
     name: str = "exact"
     description: str | None = None
 
-    def layout(self, shapes: Shapes, ids: Collection[str]) -> dict[str, Stored]:
+    def layout(self, shapes: Shapes, floats: Collection[str]) -> dict[str, Stored]:
         """The tensors of the file, of a summary's tensors with `shapes`.
 
         Args:
-            ids: the names of those that hold ids. The others hold floats.
+            floats: the names of those that hold floats. The others hold ids.
         """
         return {
-            name: Stored(tuple(shape), frozenset({"I32"}) if name in ids else FLOATS)
+            name: Stored(tuple(shape), FLOATS if name in floats else frozenset({"I32"}))
             for name, shape in shapes.items()
         }
 
@@ -136,12 +136,12 @@ class Whole(Storage):
             f"{bits} bits a number, and a scale for each dimension",
         )
 
-    def layout(self, shapes: Shapes, ids: Collection[str]) -> dict[str, Stored]:
+    def layout(self, shapes: Shapes, floats: Collection[str]) -> dict[str, Stored]:
         found = {}
         for name, shape in shapes.items():
             if name == SHARES:
                 found[name] = Stored(self._shape(name, shape), frozenset({"U8"}))
-            elif name in ids:
+            elif name not in floats:
                 found[name] = Stored(tuple(shape), frozenset({"I16", "I32"}))
             elif len(shape) <= 1:
                 found[name] = Stored(tuple(shape), frozenset({"F16"}))
