@@ -151,6 +151,9 @@ class InputWords:
 class LabelWords:
     """What is said of a summary as a whole, which its labels decide. No word has a default."""
 
+    tags: Sequence[str]
+    """Of the dataset repository."""
+
     title: str
     """Of the card, with the name of the data behind it."""
 

@@ -22,6 +22,9 @@ BY_OUTER_STEPS: dict[str, Any] = {
 }
 """Settings of a `FarziConfig` whose labels outer steps improve."""
 
+DISTILLED = ("dataset-distillation", "synthetic")
+"""Tags of a summary whose rows or labels were made."""
+
 READING_AID = "This is a reading aid: students learn from the whole distributions."
 """What is said of tokens that stand for distributions."""
 
@@ -63,6 +66,7 @@ class StoredLabels(Labels):
         count, length = self.config.num_sequences, self.config.sequence_length
         numbers = inputs.numbers + self.numbers_per_position
         return LabelWords(
+            tags=DISTILLED,
             title=f"{count} synthetic sequences that stand in for",
             description=(
                 f"A summary made by *autoregressive data distillation*: {count} sequences of"

@@ -31,6 +31,7 @@ from farzi_hf.summary.forms.base import (
     Tensors,
 )
 from farzi_hf.summary.forms.common_labels import (
+    DISTILLED,
     READING_AID,
     card_cells_of_label,
     commands_of_students,
@@ -236,6 +237,7 @@ class TeacherLabels(Labels):
         stored = STORAGES[config.storage].description
         shown = min(SHOWN, config.num_sequences)
         return LabelWords(
+            tags=DISTILLED,
             title=f"A teacher of {nbytes:,} bytes that stands in for",
             description=(
                 "A summary made by *autoregressive data distillation*. It carries its teacher, a"

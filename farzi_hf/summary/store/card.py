@@ -84,7 +84,7 @@ def render_card(
     teachers = teachers if isinstance(teachers, list) else [teachers]
     inner = config.inner or {}
     card = DatasetCard.from_template(
-        _metadata(contents, metrics),
+        _metadata(contents, metrics, labels.tags),
         template_path=str(Path(__file__).parent / "templates" / "card.md"),
         repo=PLACEHOLDER,
         config=config,
@@ -168,7 +168,9 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData:
+def _metadata(
+    contents: Contents, metrics: Mapping[str, Any], tags: Sequence[str]
+) -> DatasetCardData:
     """The YAML header. It holds no results, because the Hub knows no `model-index` of datasets."""
     config = contents.config
     vocabulary = contents.vocabulary
@@ -184,7 +186,7 @@ def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData
     return DatasetCardData(
         pretty_name=f"Farzi data [{config.num_sequences}×{config.sequence_length}]",
         license=markup.one_line(metrics.get("licence") or "") or None,
-        tags=["farzi", "dataset-distillation", "synthetic", *vocabulary.tags],
+        tags=["farzi", *tags, *vocabulary.tags],
         task_categories=list(vocabulary.task_categories) or None,
         size_categories=[sizes[bisect_right([10**3, 10**4, 10**5, 10**6], config.num_sequences)]],
         configs=tables,
