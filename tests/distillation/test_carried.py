@@ -303,7 +303,7 @@ def test_a_teacher_labels_without_dropout_while_the_trainer_trains(
     assert trainer.run.non_finite_steps == 0
     first, second = (trainer.evaluate() for _ in range(2))
     assert first["eval_loss"] == second["eval_loss"]
-    assert not trainer.model.collator().teacher.model.training
+    assert not trainer.model.collator().forms.labels.model.training
 
 
 class Scaled(GPT2LMHeadModel):
