@@ -199,9 +199,8 @@ def distilled(args: FinetuneArguments) -> Path:
     trainer = FarziTrainer(
         pretrained, settings, splits["train"], splits["validation"], task=data.task
     )
-    write_recipe(
-        Path(args.output_dir), args.of_models
-    )  # before the summary, which must not be taken for that of other data
+    # Before the summary, which must not be taken for that of other data.
+    write_recipe(Path(args.output_dir), args.of_models)
     trainer.train()
     metrics = {
         "dataset": data.settings.dataset,
@@ -239,9 +238,8 @@ def trained(
         if lora:
             from peft import LoraConfig, get_peft_model
 
-            gpt2 = any(
-                isinstance(part, Conv1D) for part in model.modules()
-            )  # its matrices lie the other way round
+            # Its matrices lie the other way round.
+            gpt2 = any(isinstance(part, Conv1D) for part in model.modules())
             adapters = LoraConfig(
                 task_type="CAUSAL_LM",
                 r=lora,

@@ -29,7 +29,8 @@ from transformers import PreTrainedModel, Trainer
 
 from farzi_hf.attribution.replay import Replay
 from farzi_hf.attribution.weighted_training import influence
-from farzi_hf.common.files import is_taken, replace_file
+from farzi_hf.common.files import is_taken
+from farzi_hf.common.tensors import load_tensors, save_tensors
 from farzi_hf.data import IGNORED, vocabulary_of
 from farzi_hf.distillation import Parameters
 from farzi_hf.distillation.learner import is_constant
@@ -380,16 +381,22 @@ def _kept(
     writes it.
     """
     if path and path.exists():
-        with safe_open(path, "pt") as file:
-            if (file.metadata() or {}).get("identity") != identity:
-                raise ValueError(
-                    f"resume_dir: {str(path)!r} is of another training or other queries; give a new"
-                    " folder"
-                )
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        try:
+            tensors, facts = load_tensors(path)
+        except ValueError as error:
+            raise ValueError(
+                f"resume_dir: {str(path)!r} is damaged ({error}); remove it, and these scores are"
+                " made again"
+            ) from None
+        if facts.get("identity") != identity:
+            raise ValueError(
+                f"resume_dir: {str(path)!r} is of another training or other queries; give a new"
+                " folder"
+            )
+        return tensors
     made = make()
     if path and writes:
-        replace_file(path, lambda new: save_file(made, new, {"identity": identity}))
+        save_tensors(path, made, identity=identity)
     return made
 
 

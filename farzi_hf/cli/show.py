@@ -12,6 +12,9 @@ from farzi_hf.report.tables import markdown
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import Forms
 
+_ROWS, _COLUMNS, _CELL = 50, 20, 60
+"""Of the table of results that is printed: the most rows, columns, and letters of a cell."""
+
 
 def command(argv: Sequence[str]) -> None:
     """Prints the facts of the summary, the likeliest entries of its positions, and its table of
@@ -47,7 +50,7 @@ def command(argv: Sequence[str]) -> None:
         shown = positions(farzi.forms, decoded[: args.sequences], args.positions)
         print("\n" + markdown(shown, texts=["input", "likeliest entries", "its label"]))
         if rows := farzi.results.metrics.get("table"):
-            print("\n" + markdown(results(rows)))
+            print("\n" + results(rows))
 
 
 def facts(farzi: FarziData) -> dict[str, str]:
@@ -57,7 +60,7 @@ def facts(farzi: FarziData) -> dict[str, str]:
     recipe = farzi.results.recipe
     learner = recipe.get("learner")
     unnamed = "" if farzi.processing_class is not None else ", without names"
-    inputs = farzi.forms.inputs.words(farzi.vocabulary, recipe)
+    inputs = farzi.forms.inputs.words(farzi.vocabulary)
     words = farzi.forms.labels.words(inputs, farzi.vocabulary, farzi.nbytes)
     settings = ", ".join(f"{name} {value}" for name, value in (config.inner or {}).items())
     rows = {
@@ -106,8 +109,10 @@ def positions(
     return rows
 
 
-def results(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """The rows in the artefact's table, without spreads and intervals."""
+def results(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows in the artefact's table, without spreads and intervals. A line says how many rows
+    and columns of a large one are left out.
+    """
 
     def cell(value: Any) -> str:
         if isinstance(value, float):
@@ -115,4 +120,18 @@ def results(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
         return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
     columns = [name for name in rows[0] if not name.endswith(("_std", "_interval", "seconds"))]
-    return [{name: cell(row.get(name)) for name in columns} for row in rows]
+    shown = [
+        {
+            terminal_text(name, _CELL): terminal_text(cell(row.get(name)), _CELL)
+            for name in columns[:_COLUMNS]
+        }
+        for row in rows[:_ROWS]
+    ]
+    left_out = [
+        f"{count:,} {what}"
+        for count, what in ((len(rows) - _ROWS, "rows"), (len(columns) - _COLUMNS, "columns"))
+        if count > 0
+    ]
+    if not left_out:
+        return markdown(shown)
+    return f"{markdown(shown)}\n… and {' and '.join(left_out)} more, in metrics.json"

@@ -6,6 +6,7 @@ fewer than `min_interactions` rows are left out. Items are numbered 1 … num_it
 their original ids; 0 is the padding.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 
-from farzi_hf.common.text import reason
-from farzi_hf.data.readers import INTEGER, NAMES, SOURCES, read_own
+from farzi_hf.common.text import reason, terminal_text
+from farzi_hf.data.columns import NAMES
+from farzi_hf.data.readers import INTEGER, SOURCES, read_own
 from farzi_hf.data.samples import SampleCatalogue
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.data.sequences import SPLITS, in_memory
+
+logger = logging.getLogger(__name__)
 
 # Microseconds come before nanoseconds, which end in 2262; a whole column has a zone, or none has.
 # Arrow alone would read 0x10 as an integer.
@@ -60,8 +64,10 @@ class Interactions:
     def description(self) -> str:
         """What was read, in one line."""
         rows = sum(map(len, self.sequences))
+        absent = ("users: a row each", "", "times: the order of the rows")
         names = ", ".join(
-            repr(name) if name else "times: the order of the rows" for name in self.columns
+            repr(name) if name else default
+            for name, default in zip(self.columns, absent, strict=False)
         )
         columns = f" (columns {names})" if any(self.columns) else ""
         return (
@@ -126,7 +132,14 @@ class Interactions:
 def _splits(parts: Iterable[list[np.ndarray]]) -> DatasetDict:
     splits = DatasetDict()
     for name, chosen in zip(SPLITS, parts, strict=True):
-        chosen = [x for x in chosen if name == "train" or len(x) > 1]  # an item alone predicts none
+        single = 0 if name == "train" else sum(len(x) < 2 for x in chosen)
+        if single:
+            logger.warning(
+                "%s users are left out of %s, because they have a single item, which predicts none",
+                f"{single:,}",
+                name,
+            )
+        chosen = [x for x in chosen if name == "train" or len(x) > 1]
         if not chosen:
             raise ValueError(
                 f"the {name} split has no user: give longer histories, a file {name}.csv, or"
@@ -229,6 +242,7 @@ def _sequences(
         _times(times, shown[2], source),
     )
     most = np.bincount(users).max()
+    before = len(users), len(np.bincount(users)), len(item_ids)
     while not (
         kept := (np.bincount(users) >= least[0])[users] & (np.bincount(items) >= least[1])[items]
     ).all():
@@ -238,6 +252,7 @@ def _sequences(
             least[1] > 1
         )
         raise ValueError(f"{filters} leaves no user: the most active one has {most}")
+    _say_left_out(source, least, before, (users, items))
     # Stable: equal timestamps keep the order of the rows.
     flat = items[np.lexsort((times, parts, users) if parts.any() else (times, users))]
     used = np.bincount(items, minlength=len(item_ids)) > 0
@@ -253,6 +268,33 @@ def _sequences(
     histories = np.split(flat, np.cumsum(counts[counts > 0])[:-1])
     return Interactions(
         histories, len(ids), names, ids, columns, np.transpose(ends) if ends else None
+    )
+
+
+def _say_left_out(
+    source: Any,
+    least: tuple[int, int],
+    before: tuple[int, int, int],
+    kept: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """Logs how many rows, users and items are left out, and why.
+
+    Args:
+        before: the numbers of rows, users and items that were read.
+        kept: the users and the items of the rows that stay.
+    """
+    after = len(kept[0]), *(np.count_nonzero(np.bincount(numbers)) for numbers in kept)
+    rows, users, items = (was - now for was, now in zip(before, after, strict=True))
+    if not rows:
+        return
+    of_items = f" and min_item_interactions={least[1]}" if least[1] > 1 else ""
+    logger.warning(
+        "%s: %s of %s users and %s of %s items are left out, with %s of %s rows, because of"
+        " min_interactions=%d%s",
+        terminal_text(source),
+        *(f"{number:,}" for number in (users, before[1], items, before[2], rows, before[0])),
+        least[0],
+        of_items,
     )
 
 

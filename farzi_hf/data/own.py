@@ -14,21 +14,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from datasets import DatasetDict, IterableDataset
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from farzi_hf.common.text import reason
+from farzi_hf.common.text import reason, terminal_text
+from farzi_hf.data.chat_template import ChatTemplate
+from farzi_hf.data.columns import hold_interactions
 from farzi_hf.data.files import (
-    DataUnavailableError,
     files_of,
+    find_files,
     kind_of,
     own_splits,
     stream_of,
     unreadable,
 )
 from farzi_hf.data.interactions import SAMPLE_INTERACTIONS
-from farzi_hf.data.readers import SOURCES, has_interactions
+from farzi_hf.data.layout import is_table, layout_of
+from farzi_hf.data.opening import UnusableFileError
+from farzi_hf.data.readers import SOURCES
 from farzi_hf.data.sequences import SPLITS, in_memory, stored_sequences
 from farzi_hf.data.text import TEXTS, UNK, bpe_tokenizer, ids_of, word_tokenizer
+from farzi_hf.data.tokenizer_file import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +45,8 @@ _MOST_ENTRIES = (
     4996  # of a tokenizer that is made, beside 4 special tokens: a step's time grows with them
 )
 _SHARE = 0.05  # of the different rows, for validation and for test
+_SNIFFED = 100  # files of which the first rows are looked at
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _HEAD, _LINES = 200, 5_000  # rows by which the columns are known, and wrapped lines
 _OPTIONS = "name yours with text_column, or those of interactions with user_column and item_column"
 
@@ -91,12 +98,52 @@ def recognise(
     if of_items or text_column:
         return TEXT if text_column else INTERACTIONS
     files = files_of(source, data_dir)
-    if kind_of(files) in ("csv", "text") and has_interactions(files["train"][0]):
+    kind = kind_of(files)
+    if kind in ("csv", "text") and _are_interactions(files, source):
         return INTERACTIONS
-    if kind_of(files) == "text":
+    if kind == "text":
         return TEXT
     head = _head(stream_of(source, data_dir, **hub), source)
-    return INTERACTIONS if has_interactions(list(head)) else _text_column(head, source) and TEXT
+    if kind != "csv" and hold_interactions(head):
+        return INTERACTIONS
+    if kind == "csv":
+        _check_header(head, source)
+    _text_column(head, source)  # raises where there is none
+    return TEXT
+
+
+def _are_interactions(files: Mapping[str, list[Path]], source: str | Path) -> bool:
+    """Whether text files hold interactions, all of them or none.
+
+    Raises:
+        ValueError: some of them do, or they are tables that may be interactions.
+    """
+    paths = [path for part in files.values() for path in part][:_SNIFFED]
+    holding = [path for path in paths if _holds_interactions(path)]
+    others = [path for path in paths if path not in holding]
+    if holding and others:
+        raise ValueError(
+            f"{source} has interactions in {holding[0].name} and none in {others[0].name}: name the"
+            " file that you want, or a pattern"
+        )
+    if kind_of(files) == "text":
+        for path in others:
+            if is_table(path):
+                raise ValueError(
+                    f"{path} looks like a table without the names of its columns: write them in its"
+                    " first line, such as user,item,timestamp, or give task=text if its lines are"
+                    " texts"
+                )
+    return bool(holding)
+
+
+def _holds_interactions(path: Path) -> bool:
+    try:
+        return layout_of(path).holds_interactions
+    except UnusableFileError:
+        raise
+    except ValueError:  # it is empty, or damaged, which reading will say
+        return False
 
 
 def load_text(
@@ -139,7 +186,10 @@ def load_text(
     if rows not in (None, "line", "paragraph"):
         raise ValueError(f"rows={rows!r} is unknown: give line or paragraph, or leave it out")
     opened = partial(stream_of, path_or_repo, data_dir, name=name, split=split, revision=revision)
-    kind = kind_of(files_of(path_or_repo, data_dir))
+    files = find_files(path_or_repo, data_dir)
+    kind = None if files is None else kind_of(files.splits)
+    if files is not None:
+        files.say_left_out(path_or_repo)
     if kind == "text":
         rows = rows or (
             "paragraph"
@@ -149,13 +199,17 @@ def load_text(
         streams, read, where = opened(rows=rows), "text", f"a {rows} each"
     else:
         head = _head(opened(), path_or_repo)
+        if kind == "csv":
+            _say_skipped(files.splits)
+            if column is None:
+                _check_header(head, path_or_repo)
         if column is None or kind != "json":  # where a field may begin late
             column = _text_column(head, path_or_repo, column)
         streams, read, where = opened(column=column), column, f"in column {column!r}"
     if isinstance(tokenizer, (str, Path)):
-        tokenizer = _tokenizer(tokenizer)
+        tokenizer = load_tokenizer(tokenizer)
     parts = {
-        part: texts_of(x, read, tokenizer, path_or_repo)
+        part: texts_of(x, read, tokenizer, path_or_repo, is_plain=kind == "text")
         for part, x in own_splits(streams, path_or_repo).items()
     }
     if kind == "json" and not any(parts.values()):
@@ -164,12 +218,20 @@ def load_text(
     if tokenizer is None:
         tokenizer = _made(parts["train"], vocab_size)
     splits = TextData()
+    single = 0
     for part, texts in parts.items():
         rows_of = in_memory(text=pa.array(texts, pa.large_string()))
         rows_of = rows_of.map(
             lambda batch: {"input_ids": ids_of(tokenizer, batch["text"])}, batched=True
         )
         splits[part] = rows_of.select(np.flatnonzero(stored_sequences(rows_of)[1] > 1))
+        single += len(rows_of) - len(splits[part])
+    if single:
+        logger.warning(
+            "%s: %s rows of a single token are left out, because nothing can be predicted of them",
+            terminal_text(path_or_repo),
+            f"{single:,}",
+        )
     sizes = [len(rows_of) for rows_of in splits.values()]
     said += f" ({' / '.join(f'{size:,}' for size in sizes)}){duplicates}"
     splits.tokenizer, splits.column, splits.split = tokenizer, column, said
@@ -221,6 +283,27 @@ def _text_column(head: Mapping[str, Sequence[Any]], source: Any, given: str | No
     return chosen[0]
 
 
+def _check_header(head: Mapping[str, Sequence[Any]], source: Any) -> None:
+    """Raises ValueError if the first line of a text file with columns is no header: it has a number
+    where the rows have numbers too, beside cells of text.
+    """
+    names = [name for name in head if name]
+    numbers = [name for name in names if _NUMBER.fullmatch(name)]
+    if len(numbers) == len(names):  # a table whose columns are counted
+        return
+    for name in numbers:
+        if all(isinstance(x, str) and _NUMBER.fullmatch(x) for x in head[name]):
+            raise ValueError(
+                f"{source} has {name!r} in its first line, and numbers below it: write the names of"
+                " the columns in a line above, or name the text_column"
+            )
+
+
+def _say_skipped(files: Mapping[str, list[Path]]) -> None:
+    for path in [path for part in files.values() for path in part]:
+        layout_of(path).say_skipped(path)
+
+
 def _is_chat(value: Any) -> bool:
     first = value[0] if isinstance(value, list) and value else None
     return isinstance(first, dict) and {"role", "content"} <= first.keys()
@@ -245,24 +328,48 @@ def _is_wrapped(lines: Sequence[str]) -> bool:
     return width >= 40 and np.mean(sizes + 1 + words > 0.95 * width) >= 0.6
 
 
-def texts_of(stream: IterableDataset, column: str, tokenizer: Any, source: Any) -> list[str]:
-    """The rows that are not blank, without blanks at their end."""
-    texts, size = [], 0
+def texts_of(
+    stream: IterableDataset, column: str, tokenizer: Any, source: Any, is_plain: bool = False
+) -> list[str]:
+    """The rows that are not blank, without blanks at their end. How many are left out is said, but
+    for the blank lines of a plain text, which only divide it.
+    """
+    with ChatTemplate(tokenizer) as template:
+        return _texts_of(stream, column, template, source, is_plain)
+
+
+def _texts_of(
+    stream: IterableDataset, column: str, template: ChatTemplate, source: Any, is_plain: bool
+) -> list[str]:
+    texts: list[str] = []
+    size = 0
+    blank = 0
     batches = _batches(stream.select_columns(column) if stream.features else stream, 1000, source)
     for row, value in enumerate(value for batch in batches for value in batch.get(column, ())):
         where = f"{source}: row {row} (counted from 0) of column {column!r}"
         text = (
-            _written(value, tokenizer, where).lstrip("\n\ufeff").rstrip().encode(errors="replace")
+            _written(value, template, where).lstrip("\n\ufeff").rstrip().encode(errors="replace")
         )  # half a surrogate pair
-        texts += filter(None, [text.decode()])
+        if text:
+            texts.append(text.decode())
+        else:
+            blank += 1
         size += len(text)
         if size >= READ_BYTES:
             logger.warning("%s: only the first %d MB of text are read", source, READ_BYTES >> 20)
             break
+    if blank and not is_plain:
+        logger.warning(
+            "%s: %s of %s rows are left out, because column %s is empty there",
+            terminal_text(source),
+            f"{blank:,}",
+            f"{blank + len(texts):,}",
+            terminal_text(repr(column)),
+        )
     return texts
 
 
-def _written(value: Any, tokenizer: Any, where: str) -> str:
+def _written(value: Any, template: ChatTemplate, where: str) -> str:
     """A text or a number as it is, and a chat as the tokenizer's template writes it."""
     if value is None or value != value or value == []:
         return ""
@@ -270,22 +377,22 @@ def _written(value: Any, tokenizer: Any, where: str) -> str:
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     if not _is_chat(value):
         raise ValueError(f"{where} holds neither text nor a chat, but {value!r:.80}: {_OPTIONS}")
+    tokenizer = template.tokenizer
     named = f"tokenizer={getattr(tokenizer, 'name_or_path', None)!r}"
-    if not getattr(tokenizer, "chat_template", None):
+    if not template.is_there:
         raise ValueError(
             f"{where} holds chats, for a tokenizer's template, but {named} has none: give that of a"
             " chat model"
         )
     try:
-        text = tokenizer.apply_chat_template(value, tokenize=False).strip()
-        return text.removeprefix(tokenizer.bos_token or "").removesuffix(
-            tokenizer.eos_token or ""
-        )  # `ids_of` adds them
-    except Exception as error:  # a template raises what it likes
+        text = template.text(value).strip()
+    except ValueError as error:
         raise ValueError(
             f"{where} holds a chat that the template of {named} refuses ({reason(error)}): mend the"
             " chat"
-        ) from error
+        ) from None
+    # `ids_of` adds them.
+    return text.removeprefix(tokenizer.bos_token or "").removesuffix(tokenizer.eos_token or "")
 
 
 def _split(parts: Mapping[str, list[str]], source: Any) -> tuple[dict[str, list[str]], str, str]:
@@ -344,17 +451,6 @@ def _keys(texts: list[str]) -> np.ndarray:
 
 
 # -- the tokenizer ---------------------------------------------------------------------------------
-
-
-def _tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # each cause has an error of its own
-        what = "is no folder and no repository with a tokenizer"
-        raise DataUnavailableError(f"tokenizer={str(name)!r} {what}: {reason(error)}") from error
-    if not tokenizer.is_fast:
-        raise ValueError(f"tokenizer={str(name)!r} has no tokenizer.json: give a fast one")
-    return tokenizer
 
 
 def _made(texts: list[str], vocab_size: int | None) -> PreTrainedTokenizerBase:

@@ -6,8 +6,6 @@ with Arrow and not with `datasets.load_dataset`, which would turn the id 007 int
 """
 
 import contextlib
-import csv as plain_csv
-import io
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -23,102 +21,28 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, DownloadManager, load_dataset
 from pyarrow import csv, json, parquet
 
-from farzi_hf.common.text import reason
+from farzi_hf.common.text import reason, terminal_text
+from farzi_hf.data.columns import NAMES, NONE, Columns, Given, columns_of, lists_items
 from farzi_hf.data.files import (
     DataUnavailableError,
     arrow_batches,
-    delimiter_of,
-    ending,
-    files_of,
+    find_files,
     of_json,
-    opened,
     own_splits,
-    utf8,
 )
+from farzi_hf.data.item_lists import is_list, is_text, item_a_row, lists_of
+from farzi_hf.data.layout import RATINGS, Layout, layout_of
+from farzi_hf.data.opening import UnusableFileError, ending, opened, utf8
 from farzi_hf.data.sequences import SPLITS
 
 logger = logging.getLogger(__name__)
 
-NAMES = ("user", "item", "timestamp")
-_RATINGS = ("user", "item", "rating", "timestamp")
-KNOWN = {
-    "user": "user userid uid reviewerid customerid memberid visitorid sessionid",
-    "item": (
-        "item itemid iid parentasin asin movieid productid articleid bookid isbn songid trackid"
-        " gameid businessid newsid adid"
-    ),
-    "timestamp": "timestamp ts unixreviewtime unixtime datetime time date createdat",
-}
-"""What the columns are called, first choice first, in small letters without `_`, `-` and blanks
-inside, and without RecBole's types.
-"""
-
-Given = Mapping[str, str | None]
-"""The columns that a user names, by what they hold: user, item and timestamp."""
-NONE: Given = {}
 # no leading zeros and no plus sign, so that different texts are different numbers
 INTEGER = r"\A(0|-?[1-9][0-9]*)\z"
 _WRITTEN_OTHERWISE = r"\A\s*[+]?0*([0-9]+?)(\.0*)?\s*\z"  # 01, 1.0, +1 or a blank before it
 
-
-# -- columns ---------------------------------------------------------------------------------------
-
-
-def columns_of(names: Sequence[str], source: Any, given: Given = NONE) -> list[str | None]:
-    """The columns of users, items and times (or None) among `names`: those given, else by name.
-    ValueError if one is missing or there twice.
-    """
-    found: list[str | None] = []
-    for role, known in KNOWN.items():
-        plain = [re.sub(r"(?<=\w)[_ -](?=\w)|:(token|float)\Z", "", name).lower() for name in names]
-        wanted = next((alias for alias in known.split() if alias in plain), role)
-        own = given.get(role)
-        matching = [
-            name
-            for name, its in zip(names, plain, strict=True)
-            if (name == own if own else its == wanted)
-        ]
-        if role == "timestamp" and not matching and not own:
-            matching = [None]
-        if len(matching) != 1:
-            remedy = (
-                f"{own or wanted!r} must be there once; name yours with user_column, item_column"
-                " and time_column"
-            )
-            raise ValueError(f"{source} has columns {list(names)}: {remedy}")
-        found += matching
-    return found
-
-
-def has_interactions(names: Sequence[str] | Path) -> bool:
-    """Whether these are the columns of interactions, or a row of them; or those in the first line
-    of a file.
-    """
-    with contextlib.suppress(ValueError):
-        names = first_line(names) if isinstance(names, Path) else names
-        return _is_rating(names) or bool(columns_of(names, ""))
-    return False
-
-
-def _is_rating(line: Sequence[str]) -> bool:
-    """Whether this is a row, user, item, rating and time, and not a header."""
-    return len(line) == 4 and all(re.fullmatch(r"-?\d+(\.\d+)?", cell) for cell in line[2:])
-
-
-def first_line(path: Path) -> list[str]:
-    """The cells of the first line, that is not empty, of a text file with columns. Raises
-    ValueError if the file is empty, or no text.
-    """
-    try:
-        with opened(path, errors="surrogateescape", newline="") as file:
-            text = io.StringIO(file.read(1 << 20), newline="")
-        cells = next(filter(None, plain_csv.reader(text, delimiter=delimiter_of(path))))
-        "".join(cells).encode()
-        return cells
-    except (plain_csv.Error, UnicodeError, OSError, StopIteration) as error:
-        why = "it is empty" if isinstance(error, StopIteration) else reason(error)
-        raise ValueError(f"{path} does not hold a header and lines as long as it ({why})") from None
-
+_NOT_IN_A_LINE = "\x1e"  # in place of what divides cells
+_AS_TEXT = csv.ConvertOptions(column_types={"line": pa.string()})
 
 # -- tables and files of the user ------------------------------------------------------------------
 
@@ -142,10 +66,12 @@ def read_own(
     if not isinstance(data, (str, Path)):
         table = data.with_format("arrow")[:] if isinstance(data, Dataset) else pa.table(data)
         return _chosen(table, "the data set", given)
-    if (files := files_of(data, data_dir)) is not None:
+    files = find_files(data, data_dir)
+    if files is not None:
+        files.say_left_out(data)
         read = {
             part: [_READERS.get(ending(x), _read_csv)(x, given=given) for x in paths]
-            for part, paths in files.items()
+            for part, paths in files.splits.items()
         }
         return _joined(read, data)
     hub = {"split": "train", **{name: x for name, x in hub.items() if x is not None}}
@@ -161,11 +87,17 @@ def read_own(
 
 def _joined(parts: Mapping[str, list[pa.Table]], source: Any) -> pa.Table:
     """All rows, and their `part`."""
-    places = [(place, table) for place, part in enumerate(SPLITS) for table in parts.get(part, ())]
-    tables = [
-        table.append_column("part", pa.array(np.full(len(table), place, np.int8)))
-        for place, table in places
-    ]
+    tables = []
+    users_before = 0
+    for place, part in enumerate(SPLITS):
+        for table in parts.get(part, ()):
+            if _has_a_user_a_row(table) and len(table):
+                users = pc.add(table["user"], users_before)
+                table = table.set_column(0, "user", users)
+                users_before = 1 + pc.max(users).as_py()
+            tables.append(
+                table.append_column("part", pa.array(np.full(len(table), place, np.int8)))
+            )
     try:
         return pa.concat_tables(tables)
     except pa.ArrowInvalid as error:
@@ -176,15 +108,58 @@ def _joined(parts: Mapping[str, list[pa.Table]], source: Any) -> pa.Table:
 
 
 def _chosen(table: pa.Table, source: Any, given: Given) -> pa.Table:
-    """The columns of `columns_of`, called user, item and timestamp. Without times, the order of the
-    rows is theirs.
+    """The columns of `columns_of`, called user, item and timestamp, with an item a row. Without
+    times, the order of the rows is theirs.
     """
     chosen = columns_of(table.column_names, source, given)
-    times = (
-        pa.chunked_array([np.zeros(len(table), np.int8)]) if chosen[2] is None else table[chosen[2]]
-    )  # equal ones
+    items = table[chosen.item]
+    may_be_lists = lists_items([chosen.item]) or given.get("item")
+    lists = lists_of(items, chosen.item, source) if may_be_lists else None
+    if lists is not None:
+        users, items, times = _of_lists(table, chosen, lists, source)
+    elif chosen.user is None:
+        raise ValueError(
+            f"{source}: column {chosen.item!r} has an item a row, and no column holds the users:"
+            " name yours with user_column"
+        )
+    else:
+        users = table[chosen.user]
+        times = _equal_times(len(table)) if chosen.timestamp is None else table[chosen.timestamp]
     columns = {"columns": "\n".join(name or "" for name in chosen)}
-    return pa.table([table[chosen[0]], table[chosen[1]], times], names=NAMES, metadata=columns)
+    return pa.table([users, items, times], names=NAMES, metadata=columns)
+
+
+def _equal_times(rows: int) -> pa.ChunkedArray:
+    """Of rows whose order is that of time."""
+    return pa.chunked_array([np.zeros(rows, np.int8)])
+
+
+def _of_lists(
+    table: pa.Table, chosen: Columns, lists: pa.ChunkedArray, source: Any
+) -> tuple[pa.ChunkedArray, pa.ChunkedArray, pa.ChunkedArray]:
+    """Users, items and times of a table whose rows list items, and times or one time."""
+    others = [table[name] for name in (chosen.user, chosen.timestamp) if name]
+    items, rows, others = item_a_row(lists, others)
+    users = others[0] if chosen.user else pa.chunked_array([rows])
+    if chosen.timestamp is None:
+        return users, items, _equal_times(len(rows))
+    times = table[chosen.timestamp]
+    lists_of_times = lists_of(times, chosen.timestamp, source)
+    if lists_of_times is None:
+        return users, items, others[-1]
+    lengths = [pc.fill_null(pc.list_value_length(x), 0) for x in (lists, lists_of_times)]
+    if not lengths[0].equals(lengths[1]):
+        row = pc.index(pc.equal(*lengths), False).as_py()
+        raise ValueError(
+            f"{source}: row {row} (counted from 0) has {lengths[0][row]} in {chosen.item!r} and"
+            f" {lengths[1][row]} in {chosen.timestamp!r}: give a time for each item"
+        )
+    return users, items, pc.list_flatten(lists_of_times)
+
+
+def _has_a_user_a_row(table: pa.Table) -> bool:
+    """Whether no column held the users, so that each row was one."""
+    return (table.schema.metadata or {}).get(b"columns", b" ").startswith(b"\n")
 
 
 def _read_parquet(path: Path, given: Given = NONE) -> pa.Table:
@@ -199,33 +174,10 @@ def _read_parquet(path: Path, given: Given = NONE) -> pa.Table:
 def _read_rows(path: Path, given: Given = NONE) -> pa.Table:
     """Of JSON, lines or an array, and of .arrow, whose columns have types."""
     try:
-        arrow = ending(path) == ".arrow"
-        if not arrow and opened(path).read(1 << 16).lstrip().startswith(
-            "["
-        ):  # an array, where Arrow wants lines
-            rows = [*of_json(opened(path))]
-            table = pa.table(
-                {
-                    name: [row.get(name) for row in rows]
-                    for name in dict.fromkeys(chain.from_iterable(rows))
-                }
-            )
-        else:
-            table = (
-                pa.Table.from_batches(arrow_batches(path)) if arrow else json.read_json(utf8(path))
-            )
-        dates = pa.schema(
-            [
-                (x.name, pa.string())
-                for x in table.schema
-                if pa.types.is_temporal(x.type) and not arrow
-            ]
-        )
-        if dates.names:  # text in JSON, such as ids that look like dates
-            table = json.read_json(
-                utf8(path), parse_options=json.ParseOptions(explicit_schema=dates)
-            )
-        table.column_names  # noqa: B018
+        table = _arrow_table(path) if ending(path) == ".arrow" else _json_table(path)
+        _ = table.column_names  # raises where a name is no UTF-8
+    except UnusableFileError:
+        raise
     except (
         pa.ArrowException,
         ValueError,
@@ -245,45 +197,135 @@ def _read_rows(path: Path, given: Given = NONE) -> pa.Table:
     return _chosen(table, path, given)
 
 
-def _read_csv(
-    path: Path, delimiter: str | None = None, names: Sequence[str] = (), given: Given = NONE
-) -> pa.Table:
+def _arrow_table(path: Path) -> pa.Table:
+    return pa.Table.from_batches(arrow_batches(path))
+
+
+def _json_table(path: Path) -> pa.Table:
+    """The values of JSON as Arrow reads them, but for texts that look like dates: they stay texts,
+    because they may be ids.
+    """
+    if opened(path).read(1 << 16).lstrip().startswith("["):  # an array, where Arrow wants lines
+        rows = [*of_json(opened(path))]
+        names = dict.fromkeys(chain.from_iterable(rows))
+        table = pa.table({name: [row.get(name) for row in rows] for name in names})
+        return table
+    table = json.read_json(utf8(path))
+    texts = []
+    for column in table.schema:
+        if pa.types.is_temporal(column.type):
+            texts.append((column.name, pa.string()))
+        elif is_list(column.type) and pa.types.is_temporal(column.type.value_type):
+            texts.append((column.name, pa.list_(pa.string())))
+    if not texts:
+        return table
+    how = json.ParseOptions(explicit_schema=pa.schema(texts))
+    return json.read_json(utf8(path), parse_options=how)
+
+
+def _read_csv(path: Path, given: Given = NONE) -> pa.Table:
     """A table whose user, item and timestamp are text; ids become numbers where all are. Empty
     lines are skipped. Raises ValueError if a line has more or fewer columns than the others, or the
     file is no text.
-
-    Args:
-        delimiter: by default that of the first line.
-        names: the names of the columns; by default the first line that is not empty has them, or is
-            a rating: see `_is_rating`.
     """
-    header = names or first_line(path)
-    if not names and not any(given.values()) and _is_rating(header):
-        return _read_ratings(path)
-    chosen = [*filter(None, columns_of(header, path, given))]
-    try:
-        table = csv.read_csv(
-            utf8(path),
-            read_options=csv.ReadOptions(
-                column_names=names, use_threads=False
-            ),  # with one thread, errors name the row
-            parse_options=csv.ParseOptions(
-                delimiter=delimiter or delimiter_of(path), newlines_in_values=True
-            ),
-            convert_options=csv.ConvertOptions(
-                column_types=dict.fromkeys(chosen, pa.string()), include_columns=chosen
-            ),
+    layout = layout_of(path, given)
+    layout.say_skipped(path)
+    if layout.form is None:
+        columns = columns_of(layout.header, path, given)
+        texts = _texts(path, layout, [name for name in columns if name])
+        for place, name in enumerate(texts.column_names):
+            if name != name.strip():  # cells have blanks beside them, as their names have
+                texts = texts.set_column(place, name, pc.utf8_trim_whitespace(texts[name]))
+        return _with_numbers(_chosen(texts, path, given), path)
+    if layout.form is not RATINGS:
+        logger.warning(
+            "%s has no header: its columns are read as %s",
+            terminal_text(path),
+            ", ".join(layout.form.names),
         )
-        table.column_names  # noqa: B018
+    if layout.form.lists_items:
+        return _read_lists(path, layout)
+    return _users_first(_read_named(path, layout), path, layout)
+
+
+def _texts(path: Path, layout: Layout, columns: Sequence[str]) -> pa.Table:
+    """Columns of a text file as text."""
+    names = layout.form.names if layout.form else ()
+    reading = csv.ReadOptions(
+        column_names=names,
+        skip_rows=layout.skipped,
+        use_threads=False,  # with one thread, errors name the row
+    )
+    parsing = csv.ParseOptions(
+        delimiter=layout.delimiter,
+        quote_char='"' if layout.has_quotes else False,
+        newlines_in_values=True,
+    )
+    converting = csv.ConvertOptions(
+        column_types=dict.fromkeys(columns, pa.string()), include_columns=columns
+    )
+    try:
+        table = csv.read_csv(layout.open(path), reading, parsing, converting)
+        _ = table.column_names  # raises where a name is no UTF-8
     except (pa.ArrowInvalid, UnicodeDecodeError, OSError) as error:
         due = f"lines of {','.join(names)}" if names else "a header and lines as long as it"
         raise ValueError(
             f"{path} does not hold {due} throughout ({reason(error)}): it is cut short or another"
             " file"
         ) from None
-    table = _chosen(table, path, given)
-    for place, name in enumerate(("user", "item")):
-        table = table.set_column(place, name, _numbers(table[name], name, path))
+    return table
+
+
+def _read_named(path: Path, layout: Layout) -> pa.Table:
+    """A table without a header, whose columns its form names."""
+    columns = [name for name in layout.form.names if name in NAMES]
+    return _with_numbers(_chosen(_texts(path, layout, columns), path, NONE), path)
+
+
+def _users_first(table: pa.Table, path: Path, layout: Layout) -> pa.Table:
+    """A table without a header: Amazon's, with user and item in either order; or with numbers, the
+    user first.
+    """
+    of_user = r"\A(A[0-9A-Z]+|[0-9]+)\z"  # Amazon's users begin with A, its items do not
+    are_users = [
+        pc.all(pc.match_substring_regex(table[name].cast(pa.string()), of_user)).as_py()
+        for name in NAMES[:2]
+    ]
+    if len(table) and not any(are_users):
+        header = layout.mark.join(layout.form.names)
+        raise ValueError(f"{path} does not say which column holds the users: add the line {header}")
+    if are_users[0] or not len(table):
+        return table
+    return table.select([1, 0, 2]).rename_columns(NAMES)
+
+
+def _read_lists(path: Path, layout: Layout) -> pa.Table:
+    """Lines of a user and all items of that user."""
+    whole_lines = csv.ParseOptions(delimiter=_NOT_IN_A_LINE, quote_char=False)
+    reading = csv.ReadOptions(column_names=["line"], skip_rows=layout.skipped, use_threads=False)
+    try:
+        lines = csv.read_csv(layout.open(path), reading, whole_lines, _AS_TEXT)["line"]
+    except (pa.ArrowInvalid, UnicodeDecodeError, OSError) as error:
+        raise ValueError(
+            f"{path} does not hold lines of a user and items throughout ({reason(error)}): it is"
+            " cut short or another file"
+        ) from None
+    lists = pc.split_pattern(lines, layout.delimiter)
+    ids, rows, _ = item_a_row(lists, [])
+    is_user = np.diff(rows, prepend=-1) != 0
+    ids = pa.chunked_array([ids.combine_chunks()]) if isinstance(ids, pa.ChunkedArray) else ids
+    users = ids.filter(pa.array(is_user)).take(pa.array(rows[~is_user]))
+    items = ids.filter(pa.array(~is_user))
+    columns = {"columns": "user\nitems\n"}
+    table = pa.table([users, items, _equal_times(len(items))], names=NAMES, metadata=columns)
+    return _with_numbers(table, path)
+
+
+def _with_numbers(table: pa.Table, path: Path) -> pa.Table:
+    """A table of texts with ids that are numbers where all are."""
+    for place, name in enumerate(NAMES[:2]):
+        if is_text(table[name].type):
+            table = table.set_column(place, name, _numbers(table[name], name, path))
     return table
 
 
@@ -316,26 +358,6 @@ _READERS = {
 """By ending; others are text with columns."""
 
 # -- the paper's data sets -------------------------------------------------------------------------
-
-
-def _read_ratings(path: Path) -> pa.Table:
-    """Rows without a header: Amazon's, with user and item in either order; or numbers, the user
-    first.
-    """
-    table = _read_csv(path, names=_RATINGS)
-    of_user = r"\A(A[0-9A-Z]+|[0-9]+)\z"  # Amazon's users begin with A, its items do not
-    kinds = [
-        pc.all(pc.match_substring_regex(table[x].cast(pa.string()), of_user)) for x in NAMES[:2]
-    ]
-    if len(table) and not any(kind.as_py() for kind in kinds):
-        raise ValueError(
-            f"{path} does not say which column holds the users: add the line {','.join(_RATINGS)}"
-        )
-    return (
-        table
-        if kinds[0].as_py() or not len(table)
-        else table.select([1, 0, 2]).rename_columns(NAMES)
-    )
 
 
 @dataclass(frozen=True)
@@ -384,15 +406,20 @@ class Source:
         """
         if self.title_file is None or not (path := path.with_name(self.title_file)).is_file():
             return None
+        if path.is_symlink():
+            logger.warning("%s is a link, which is not followed: items have no titles", path)
+            return None
         lines = re.findall(r"^(\d+)\|([^|\n]*)", path.read_text(encoding="latin-1"), re.MULTILINE)
         return {int(item): title for item, title in lines}
 
+
+_ML_100K = Layout("\t", RATINGS.names, 0, RATINGS, holds_interactions=True)
 
 SOURCES: dict[str, Source] = {
     "ml-100k": Source(
         "u.data",
         "https://files.grouplens.org/datasets/movielens/ml-100k.zip",
-        partial(_read_csv, delimiter="\t", names=_RATINGS),
+        partial(_read_named, layout=_ML_100K),
         "u.item",
     ),
     "magazine": Source(

@@ -138,9 +138,8 @@ class FarziConfig(ConfigFields):
         for name, remedy in UNSUPPORTED.items():
             if getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)!r} is not supported: {remedy}")
-        check_seed(
-            self.seed, bits=32
-        )  # transformers seeds NumPy's old generator with this number; it takes 32 bits
+        # Transformers seeds NumPy's old generator with this number; it takes 32 bits.
+        check_seed(self.seed, bits=32)
         if self.greater_is_better is None and (self.metric_for_best_model or "").endswith(
             "perplexity"
         ):

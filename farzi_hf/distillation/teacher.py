@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from farzi_hf.common.files import replace_file
 from farzi_hf.common.settings import setting
+from farzi_hf.common.tensors import load_tensors, save_tensors
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.processes import broadcast, shared
@@ -209,33 +207,31 @@ class TeacherTraining:
 
     def _keep(self, state: TrainingState, best: TrainingState, numbers: Sequence[float]) -> None:
         numbers = torch.tensor([best.step, *numbers], dtype=torch.float64)
-        replace_file(
-            self.kept,
-            partial(
-                save_file,
-                {**state.to_tensors("now"), **best.to_tensors("best"), "numbers": numbers},
-            ),
-        )
+        tensors = {**state.to_tensors("now"), **best.to_tensors("best"), "numbers": numbers}
+        save_tensors(self.kept, {name: x.cpu().contiguous() for name, x in tensors.items()})
 
     def _going_on(
         self, start: Parameters
     ) -> tuple[TrainingState, TrainingState, tuple[float, ...]]:
         """What `_keep` has written."""
         try:
-            tensors = load_file(self.kept)
+            tensors, _ = load_tensors(self.kept)
             best, step, steps, held, *others = tensors["numbers"].tolist()
             now = TrainingState.of_tensors("now", tensors, start, self.optimizer, int(step))
             best = TrainingState.of_tensors("best", tensors, start, self.optimizer, int(best))
             return now, best, (int(step), int(steps), int(held), *others)
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (KeyError, ValueError) as error:
             raise ValueError(
-                f"{str(self.kept)!r} holds no training that can go on ({error!r}); remove it"
+                f"{str(self.kept)!r} holds no training that can go on ({error}); remove it, and the"
+                " training begins again"
             ) from None
 
 
 def seconds_of(kept: Path) -> float:
-    """How long the training whose state is in this file has taken; 0 if there is none."""
-    return float(load_file(kept)["numbers"][-1]) if kept.exists() else 0.0
+    """How long the training whose state is in this file has taken; 0 if there is none. Raises
+    ValueError if the file is damaged.
+    """
+    return float(load_tensors(kept)[0]["numbers"][-1]) if kept.exists() else 0.0
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, Trainer, TrainerStat
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
+from farzi_hf.common.files import names_full_disk
 from farzi_hf.common.settings import changed
 from farzi_hf.data.seeds import Purpose, derive, seeded
 from farzi_hf.data.sequences import id_bits, stored_sequences
@@ -649,8 +650,9 @@ class FarziTrainer(Trainer):
             self.run.end(number, f"the run is saved in {folder} and can be resumed from there")
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
-        self.run.end_checkpoint()
+        with names_full_disk(Path(self.args.output_dir)):
+            super()._save_checkpoint(model, trial)
+            self.run.end_checkpoint()
 
     def _save_rng_state(self, output_dir: str) -> None:
         """As in Trainer, and what else a resume needs of this process: the state of the objective,

@@ -16,6 +16,7 @@ from transformers import TrainingArguments
 
 import farzi_hf
 from farzi_hf.report.comparison import Comparison
+from farzi_hf.report.provenance import PROVENANCES
 from farzi_hf.report.task_data import TaskData
 from farzi_hf.tasks import Recommendation, Task
 
@@ -76,40 +77,6 @@ def distillation_seconds(log_history: Sequence[Mapping[str, Any]]) -> float:
     return seconds
 
 
-_OURS = {
-    "dataset": "the sample data of farzi_hf",
-    "licence": "apache-2.0",
-    "licence_text": (
-        "The source was invented for farzi_hf, whose licence is Apache-2.0. It does not describe"
-        " real people."
-    ),
-}
-PROVENANCES = {
-    "ptb": {
-        "dataset": "Penn Treebank",
-        "licence_text": (
-            "The source, Penn Treebank, is licensed by the Linguistic Data Consortium (LDC99T42)."
-            " Ask the consortium before you publish a summary of it."
-        ),
-    },
-    "ml-100k": {
-        "dataset": "MovieLens-100k",
-        "licence_text": (
-            "The source, MovieLens, may be used for research; GroupLens forbids its redistribution."
-        ),
-    },
-    "magazine": {
-        "dataset": "Amazon Magazine Subscriptions",
-        "licence_text": (
-            "The source, Amazon reviews of magazine subscriptions, was collected for research and"
-            " states no licence."
-        ),
-    },
-    "sample": _OURS,
-    "sample_interactions": _OURS,
-}
-
-
 def provenance(c: Comparison, data: TaskData, seed: int) -> dict[str, Any]:
     """Facts about the source data, for the card: see `farzi_hf.summary.store.card.render_card`."""
     name = data.settings.dataset
@@ -119,7 +86,8 @@ def provenance(c: Comparison, data: TaskData, seed: int) -> dict[str, Any]:
         "data_sequences": len(c.splits["train"]),
         "split": f"{data.task.split_label}{seed_of_split}; seed of the distillation {c.seed}",
         "command": "farzi distil recipe.yaml",
-        **({"licence": "other", **PROVENANCES[name]} if name in PROVENANCES else {}),
+        **({} if data.settings.licence is None else {"licence": data.settings.licence}),
+        **PROVENANCES.get(name, {}),
     }
 
 

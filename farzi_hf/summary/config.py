@@ -20,6 +20,9 @@ from farzi_hf.summary.forms import INPUTS, LABELS, parts_of
 from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.summary.store.untrusted import plain_learner
 
+_SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""Of the vocabulary, which a Trainer writes into the config of what it trains."""
+
 
 class FarziDataConfig(PreTrainedConfig):
     """Shape and provenance of a summary.
@@ -44,6 +47,8 @@ class FarziDataConfig(PreTrainedConfig):
         label_dim: e, numbers stored per position for labels of its own; by default `latent_dim`.
         teacher: the config of a carried teacher, arguments of `AutoConfig.for_model`.
         seed: of inputs that do not run out.
+        origin: where inputs that are stored come from, a name of `summary.origins`; None where
+            nobody says. Whatever sets the inputs sets it too.
         storage: "exact", "int8", "int6", "int5", "int4" or "coded6" to "coded2", how the tensors
             are stored; see `store.tensor_file` and `FarziData.store_as`.
         vocabulary_hash: the hash of the tokenizer or item list, see `data.vocabulary`, `None` while
@@ -51,7 +56,7 @@ class FarziDataConfig(PreTrainedConfig):
 
     Raises:
         ValueError: a size is too small or too large, τ or latent_std is not a positive finite
-            number, JSON cannot store `inner`, or the hash is no text.
+            number, JSON cannot store `inner`, or the origin or the hash is no text.
     """
 
     model_type = "farzi_data"
@@ -72,6 +77,7 @@ class FarziDataConfig(PreTrainedConfig):
         label_dim: int | None = None,
         teacher: Mapping[str, Any] | None = None,
         seed: int = 0,
+        origin: str | None = None,
         storage: str = "exact",
         vocabulary_hash: str | None = None,
         **kwargs: Any,
@@ -96,6 +102,9 @@ class FarziDataConfig(PreTrainedConfig):
         self.label_dim = label_dim
         INPUTS[inputs].check(self)
         LABELS[labels].check(self)
+        if not isinstance(origin, str | None):
+            raise ValueError(f"origin must be a text or None, got {origin!r:.200}")
+        self.origin = origin
         self.storage = check_choice("storage", storage, STORAGES)
         if not isinstance(vocabulary_hash, str | None):
             raise ValueError(f"vocabulary_hash must be a text or None, got {vocabulary_hash!r}")
@@ -171,13 +180,13 @@ class FarziDataConfig(PreTrainedConfig):
                 f"{path} is the config of a {values['model_type']!r}, not of a summary; fetch it"
                 " again"
             )
-        # transformers gives every config attributes of models. They mean nothing for a summary, and
-        # some are names of functions.
-        of_models = set(dir(cls())) - set(inspect.signature(cls).parameters)
+        # Nothing else is kept: transformers would make an attribute of any entry, also of one with
+        # the name of a function, and it would be saved and published again.
+        kept = {*inspect.signature(cls).parameters, *_SPECIAL_IDS} - {"kwargs"}
         if "teacher" in values:
             values["teacher"] = plain_learner(values["teacher"], f"{path}: teacher")
         try:
-            config = cls(**{name: value for name, value in values.items() if name not in of_models})
+            config = cls(**{name: value for name, value in values.items() if name in kept})
             _ = config.shapes  # a model can be made of the teacher's config
             return config
         except (ValueError, TypeError, AttributeError) as error:

@@ -10,6 +10,7 @@ for the sequences of one batch: no tensor has the size μ × ξ × V.
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -23,24 +24,28 @@ from torch.nn.modules.module import _IncompatibleKeys
 from transformers import PreTrainedModel, TrainingArguments
 
 from farzi_hf.common.checks import check_size
-from farzi_hf.common.text import without_local_paths
+from farzi_hf.common.messages import escaped_messages
+from farzi_hf.common.text import publishable, terminal_text
 from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.endless import EndlessRows, RowsDataset
 from farzi_hf.summary.forms import forms_of
 from farzi_hf.summary.from_teacher import materialized, summary_of_teacher
 from farzi_hf.summary.inner_settings import inner_optimizer, stock_arguments
+from farzi_hf.summary.origins import Origin
 from farzi_hf.summary.reading import Decoded, check_numbers, hard_rows, rows_of_source
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.soft_training import SoftTokenCollator
 from farzi_hf.summary.store.card import OF_THE_DATA
 from farzi_hf.summary.store.contents import Contents
 from farzi_hf.summary.store.folder import CONFIG, TENSORS, ArtefactFolder, read_artefact
-from farzi_hf.summary.store.hub import fetch_artefact, push_folder
+from farzi_hf.summary.store.hub import fetch_artefact, upload_artefact
 from farzi_hf.summary.store.tensor_file import STORAGES, fingerprint, load_tensors
 from farzi_hf.summary.store.untrusted import load_vocabulary
 from farzi_hf.summary.store.writing import Results, load_results, read_plots, write_artefact
 from farzi_hf.summary.teacher import CarriedTeacher
+
+logger = logging.getLogger(__name__)
 
 _SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
 
@@ -88,6 +93,11 @@ class FarziData(nn.Module):
         model itself is `teacher`.
         """
         return self.forms.labels.teacher
+
+    @property
+    def origin(self) -> Origin:
+        """Where its rows come from, and so whether a card prints them."""
+        return self.forms.inputs.origin
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -417,6 +427,7 @@ class FarziData(nn.Module):
         metrics: Mapping[str, Any] | None = None,
         recipe: Mapping[str, Any] | None = None,
         plots: Sequence[str | os.PathLike] | None = None,
+        show_rows: bool = False,
     ) -> None:
         """Writes the whole artefact (tensors, config, vocabulary, parquet tables, card) into
         `folder`.
@@ -434,10 +445,28 @@ class FarziData(nn.Module):
             metrics: the results on the card, see `store.card.render_card`.
             recipe: everything needed to distil the summary again; becomes `recipe.yaml`.
             plots: image files that are copied into the artefact and shown on the card.
+            show_rows: the card and `viewer.html` show rows even where these are not made up, and so
+                may be sequences of the data. Without it there is then no `viewer.html`. The
+                licence of the data, `metrics["licence"]`, has to allow it.
 
         Raises:
             ValueError: latents or decoder are not finite, the vocabulary does not fit the summary,
-                or the folder holds somebody else's model or dataset.
+                the folder holds somebody else's model or dataset, or no licence allows to show
+                rows.
+        """
+        results = self._complete(processing_class, metrics, recipe, plots)
+        write_artefact(self.contents(), Path(folder), results, show_rows)
+        self._results = (results, self.fingerprint())
+
+    def _complete(
+        self,
+        processing_class: Any = None,
+        metrics: Mapping[str, Any] | None = None,
+        recipe: Mapping[str, Any] | None = None,
+        plots: Sequence[str | os.PathLike] | None = None,
+    ) -> Results:
+        """Takes over the arguments of `save_pretrained`, and checks that the summary can be saved.
+        Returns what is saved beside it.
         """
         if processing_class is not None:
             self.processing_class = processing_class
@@ -445,15 +474,14 @@ class FarziData(nn.Module):
         remedy = "it is not worth saving, go back to a good checkpoint"
         check_numbers(self.forms, self.tensors, remedy)
         last = self.results
-        results = Results(
-            metrics=without_local_paths(last.metrics if metrics is None else metrics),
-            recipe=without_local_paths(last.recipe if recipe is None else recipe),
+        return Results(
+            metrics=publishable(last.metrics if metrics is None else metrics),
+            recipe=publishable(last.recipe if recipe is None else recipe),
             plots=last.plots if plots is None else read_plots(plots),
         )
-        write_artefact(self.contents(), Path(folder), results)
-        self._results = (results, self.fingerprint())
 
     @classmethod
+    @escaped_messages
     def from_pretrained(
         cls,
         folder_or_repo: str | os.PathLike,
@@ -510,7 +538,11 @@ class FarziData(nn.Module):
         **artefact: Any,
     ) -> str:
         """Uploads the artefact to the *dataset* repository `repo_id` in one commit and returns the
-        commit's address.
+        commit's address. A line warns first of a summary whose teacher has learnt rows by heart.
+
+        Everything is written anew from the tensors, the vocabulary, the metrics and the recipe. So
+        of a summary that somebody else wrote no page, card or table goes up as it was. Plots that
+        are no PNG or JPEG are left out, with a warning.
 
         Args:
             private: whether a new repository is private.
@@ -518,15 +550,28 @@ class FarziData(nn.Module):
                 main one.
             token: of the Hub; by default the one that `hf auth login` has saved.
             artefact: the arguments of `save_pretrained` beside the folder: processing_class,
-                metrics, recipe, plots.
+                metrics, recipe, plots, show_rows.
 
         Raises:
             httpx.HTTPError: the Hub is out of reach or refuses. Nothing is committed, and another
-                call goes on. See `store.hub.push_folder`.
+                call goes on. See `store.hub.upload_artefact`.
         """
         with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder, **artefact)
-            return push_folder(folder, repo_id, private, revision, token, commit_message)
+            metrics = self.write_published(Path(folder), **artefact).metrics
+            if warning := metrics.get("memory_warning"):
+                found = terminal_text(f"{warning} {metrics.get('memory', '')}", 1000)
+                logger.warning("%s Whoever reads %s can look for them.", found, repo_id)
+            return upload_artefact(Path(folder), repo_id, private, revision, token, commit_message)
+
+    def write_published(self, folder: Path, show_rows: bool = False, **artefact: Any) -> Results:
+        """Writes into the empty `folder` what `push_to_hub` uploads, with the same arguments of
+        `save_pretrained`. Returns what it holds beside the summary.
+        """
+        results = self._complete(**artefact)
+        published = results.published()
+        write_artefact(self.contents(), folder, published, show_rows)
+        self._results = (results, self.fingerprint())
+        return published
 
     @property
     def results(self) -> Results:

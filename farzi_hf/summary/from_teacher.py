@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 from farzi_hf.common.checks import check_size
 from farzi_hf.summary.config import FarziDataConfig
 from farzi_hf.summary.endless import DrawnRows
-from farzi_hf.summary.forms import OwnLabels, TeacherLabels, TokenInputs
+from farzi_hf.summary.forms import INPUTS, OwnLabels, TeacherLabels, TokenInputs
 from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER
+from farzi_hf.summary.origins import MADE_UP
 from farzi_hf.summary.soft_tokens import vocabulary_size
 from farzi_hf.summary.store.tensor_file import SHARES, TEACHER
 from farzi_hf.summary.teacher import check_made_again, plain_config, teacher_model
@@ -48,6 +49,8 @@ def summary_of_teacher(
         seed=seed,
         inner=STUDENTS_OF_A_TEACHER,
     )
+    if not INPUTS[inputs].is_endless:
+        config.origin = MADE_UP.name
     ids = DrawnRows(shares, sequence_length, seed).rows(0, num_sequences)
     remedy = "give a plain causal language model"
     check_made_again(teacher, teacher_model(config), ids[:2], "teacher", remedy)
@@ -99,6 +102,7 @@ def materialized(
         inputs=TokenInputs.name,
         labels=OwnLabels.name,
         label_dim=len(decoder),
+        origin=MADE_UP.name if farzi.origin.is_made_up else farzi.origin.name,
         vocabulary_hash=config.vocabulary_hash,
     )
     tensors = {

@@ -25,6 +25,7 @@ from torch import Tensor
 from farzi_hf.common.settings import setting
 from farzi_hf.data.seeds import Purpose, derive, seeded, stream
 from farzi_hf.data.streams import RowStream, start_sequences
+from farzi_hf.summary.origins import LEARNT, MADE_UP, REAL, SOFTENED, Origin
 
 if TYPE_CHECKING:
     from farzi_hf.summary.farzi_data import FarziData
@@ -46,8 +47,21 @@ class Start(ABC):
     `token_vectors`.
     """
 
-    @abstractmethod
+    origin: Origin | None
+    """What the rows are after this start; None where the form of the inputs says it."""
+
     def __call__(
+        self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
+    ) -> None:
+        """Sets the inputs of a summary, and says in its config where they come from.
+
+        The arguments are those of `fill`.
+        """
+        self.fill(farzi, dataset, seed, vectors)
+        farzi.config.origin = None if self.origin is None else self.origin.name
+
+    @abstractmethod
+    def fill(
         self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
     ) -> None:
         """Sets the inputs of a summary.
@@ -66,13 +80,13 @@ class Ids(Start):
 
     Attributes:
         draw: the function.
-        protects: what a card says about ids that were made so.
+        origin: what ids are that were made so.
     """
 
     draw: Callable[..., Array]
-    protects: str
+    origin: Origin
 
-    def __call__(
+    def fill(
         self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
     ) -> None:
         tokens, lengths = start_sequences(dataset, seed)
@@ -88,7 +102,9 @@ class Shares(Start):
     `Vocabulary.draw_power`: students see rare items more often than users do.
     """
 
-    def __call__(
+    origin: ClassVar[None] = None
+
+    def fill(
         self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
     ) -> None:
         tokens, _ = start_sequences(dataset, seed)
@@ -103,7 +119,9 @@ class Random(Start):
     uniform.
     """
 
-    def __call__(
+    origin: ClassVar[Origin] = LEARNT
+
+    def fill(
         self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
     ) -> None:
         generator = torch.Generator().manual_seed(derive(seed, Purpose.SUMMARY_NORMAL))
@@ -129,6 +147,7 @@ class Spectral(Start):
             it should be. None: `CONCENTRATION`.
     """
 
+    origin: ClassVar[Origin] = SOFTENED
     concentration: float | None = setting(
         None, "κ of a spectral start, by default 8; about 2 suits ten sequences"
     )
@@ -136,7 +155,7 @@ class Spectral(Start):
     def __post_init__(self) -> None:
         _check_concentration(self.concentration)
 
-    def __call__(
+    def fill(
         self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
     ) -> None:
         config, generator = farzi.config, stream(seed, Purpose.SUMMARY_WINDOWS)
@@ -178,12 +197,13 @@ class Clusters(Start):
     """
 
     by_teacher: ClassVar[bool] = True
+    origin: ClassVar[Origin] = LEARNT
     concentration: float | None = setting(None, "κ of a start in clusters, by default 0.5")
 
     def __post_init__(self) -> None:
         _check_concentration(self.concentration)
 
-    def __call__(
+    def fill(
         self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
     ) -> None:
         config, kappa = farzi.config, 0.5 if self.concentration is None else self.concentration
@@ -393,28 +413,8 @@ INITIALIZATIONS: dict[str, type[Start]] = {
 }
 """Of soft inputs, by name."""
 
-_MADE_UP = (
-    "The inputs are made up: their ids were drawn by frequency, each on its own, so that they hold"
-    " no sequence of the data. The labels are what models predict that were trained on the data."
-    " They may give away what the data hold, rare entries and pairs of entries above all, and the"
-    " inputs show which entries occur. No differential privacy was used."
-)
-_REAL = (
-    "The inputs are sequences of the data, as they are: whoever publishes this summary publishes"
-    " them. The labels are what models predict that were trained on the data."
-)
 INPUT_SEQUENCES: dict[str, Ids] = {
-    **{draw.__name__: Ids(draw, _MADE_UP) for draw in (made_up, made_up_by_root)},
-    **{draw.__name__: Ids(draw, _REAL) for draw in (real_windows, covering_windows)},
+    **{draw.__name__: Ids(draw, MADE_UP) for draw in (made_up, made_up_by_root)},
+    **{draw.__name__: Ids(draw, REAL) for draw in (real_windows, covering_windows)},
 }
 """Of inputs that are ids, by name."""
-
-DRAWN = (
-    "Inputs are drawn by frequency, each on its own, so that they hold no sequence of the data; the"
-    " stored frequencies show which entries occur. The teacher was trained on the data and may know"
-    " parts of them by heart. No differential privacy was used."
-)
-WRITTEN = (
-    "The teacher that writes the rows was trained on the data. It may know parts of them by heart,"
-    " and write them. No differential privacy was used."
-)

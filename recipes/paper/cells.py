@@ -180,9 +180,8 @@ def _run(e: Experiment, cell: Cell, seed: int) -> Done:
         _run(e, cell.source, seed)
     folder = _folder(e, cell, seed)
     done = kept(folder / CELL, _settings(e, cell, seed), lambda: _made(e, cell, seed))
-    discard_checkpoints(
-        folder
-    )  # of a start that a signal ended: other settings would be refused because of it
+    # Of a start that a signal ended: other settings would be refused because of it.
+    discard_checkpoints(folder)
     return done
 
 
@@ -224,7 +223,8 @@ def _trained(e: Experiment, cell: Cell, seed: int) -> tuple[FarziTrainer, str | 
     if summary and "label_dim" in form.fields:  # by default the width of the learner's head
         args = changed(args, label_dim=len(summary["label_decoder"]))
     data = copy.copy(e.data)
-    if summary and form.carries_teacher:  # of the kind that the source has distilled with
+    # A teacher of the kind that the source has distilled with.
+    if summary and form.carries_teacher:
         data.settings = replace(data.settings, teacher=cell.source.learner)
     trainer = trainer_of(data, args, seed, cell.learner)
     if cell.distils:

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.endless import EndlessRows, RowsDataset
 from farzi_hf.summary.initialization import Start
+from farzi_hf.summary.origins import Origin
 from farzi_hf.summary.soft_tokens import SoftTokens
 
 if TYPE_CHECKING:
@@ -121,12 +122,6 @@ class InputWords:
 
     facts: Mapping[str, Any]
     """Rows of the card's table of facts, by name: how many rows there are, and what they are."""
-
-    nature: str
-    """What somebody has before them who reads rows: the end of "Not text to read …"."""
-
-    protects: str
-    """What the way in which the inputs were made gives away of the data, and what not."""
 
     excerpt: str
     """A sentence before the first rows as text on the card: what it prints of them."""
@@ -402,14 +397,14 @@ class Inputs(Form):
     def place(self, sequence: int, position: int) -> dict[str, str]:
         """The first cells of a row of `farzi show`: where the position stands."""
 
+    @property
     @abstractmethod
-    def words(self, vocabulary: Vocabulary, recipe: Mapping[str, Any]) -> InputWords:
-        """What card, page and figures say of the inputs.
+    def origin(self) -> Origin:
+        """Where the rows come from, and so what is said of them and whether a card prints them."""
 
-        Args:
-            vocabulary: of the summary.
-            recipe: the settings that the summary was made with.
-        """
+    @abstractmethod
+    def words(self, vocabulary: Vocabulary) -> InputWords:
+        """What card, page and figures say of the inputs of a summary with that vocabulary."""
 
 
 class Labels(Form):

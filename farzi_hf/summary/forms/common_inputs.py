@@ -15,6 +15,7 @@ from farzi_hf.common.text import terminal_text
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.endless import EndlessRows, RowsDataset
 from farzi_hf.summary.forms.base import Inputs, Labels, Likeliest, Position, Table, Tensors
+from farzi_hf.summary.origins import ORIGINS, UNKNOWN, Origin
 from farzi_hf.summary.store.columns import list_column
 
 if TYPE_CHECKING:
@@ -23,13 +24,6 @@ if TYPE_CHECKING:
 
 _SHOWN_POSITIONS = 2**18
 """The most of all rows that are shown, where inputs do not run out."""
-
-NOT_ANONYMOUS = (
-    "This is not an anonymised dataset. No differential privacy was used; what sequences say, taken"
-    " together, may give away what single people wrote or bought, all the more as they may have"
-    " been started from real ones."
-)
-"""What is said of inputs of which nobody knows how they were made."""
 
 ID_LEGEND = (
     "Each box shows an id that a student reads, and the likeliest entry that it should predict"
@@ -89,6 +83,11 @@ class StoredInputs(SequenceInputs):
     """Inputs of which the summary stores μ rows."""
 
     is_endless = False
+
+    @property
+    def origin(self) -> Origin:
+        """The one that the config names: what has set the inputs has set it, too."""
+        return ORIGINS.get(self.config.origin, UNKNOWN)
 
     @classmethod
     def check(cls, config: FarziDataConfig) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -11,7 +10,8 @@ from farzi_hf.data import Vocabulary
 from farzi_hf.summary.endless import DrawnRows
 from farzi_hf.summary.forms.base import InputWords, Labels, Part, Tensors, equal_shares
 from farzi_hf.summary.forms.common_inputs import ID_LEGEND, EndlessInputs
-from farzi_hf.summary.initialization import DRAWN, Shares
+from farzi_hf.summary.initialization import Shares
+from farzi_hf.summary.origins import DRAWN
 from farzi_hf.summary.reading import check_shares
 from farzi_hf.summary.store.tensor_file import SHARES
 
@@ -26,6 +26,7 @@ class DrawnInputs(EndlessInputs):
     row_words = "drawn ids"
     labels_by_default = "teacher"
     start = Shares()
+    origin = DRAWN
 
     @classmethod
     def parts(cls, config: FarziDataConfig) -> dict[str, Part]:
@@ -44,7 +45,7 @@ class DrawnInputs(EndlessInputs):
     def frequencies(self, tensors: Tensors) -> Tensor:
         return tensors[SHARES]
 
-    def words(self, vocabulary: Vocabulary, recipe: Mapping[str, Any]) -> InputWords:
+    def words(self, vocabulary: Vocabulary) -> InputWords:
         return InputWords(
             positions=vocabulary.entries,
             position=f"Inputs are ids of a vocabulary of {self.config.vocab_size:,} entries.",
@@ -58,8 +59,6 @@ class DrawnInputs(EndlessInputs):
                 "positions per sequence (ξ)": self.config.sequence_length,
                 "inputs": "ids, drawn by frequency",
             },
-            nature="its rows are made up",
-            protects=DRAWN,
             excerpt="The first rows.",
             first_positions="The first positions of the first sequence:",
             first_row="First row that is made",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from farzi_hf.summary.forms.base import (
     Tensors,
     normal,
 )
-from farzi_hf.summary.forms.common_inputs import NOT_ANONYMOUS, StoredInputs, input_cells
+from farzi_hf.summary.forms.common_inputs import StoredInputs, input_cells
 from farzi_hf.summary.initialization import CONCENTRATION, INITIALIZATIONS
 from farzi_hf.summary.reading import check_product, likeliest_entries
 from farzi_hf.summary.soft_tokens import SoftTokens, soft_tokens
@@ -152,7 +152,7 @@ class SoftInputs(StoredInputs):
             f"  # of the first sequence: (1, {length}, {size})\n"
         )
 
-    def words(self, vocabulary: Vocabulary, recipe: Mapping[str, Any]) -> InputWords:
+    def words(self, vocabulary: Vocabulary) -> InputWords:
         config = self.config
         return InputWords(
             positions=f"soft {vocabulary.entries}",
@@ -168,8 +168,6 @@ class SoftInputs(StoredInputs):
                 "latent dimension (d)": config.latent_dim,
                 "temperature (τ)": config.tau,
             },
-            nature="sequences are optimised for what they teach",
-            protects=NOT_ANONYMOUS,
             excerpt=f"The likeliest {vocabulary.entries} of the first sequences.",
             first_positions="The first positions of the first sequence:",
             first_row="Synthetic sequence 0",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from farzi_hf.common.settings import setting
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.forms.base import InputWords, Part, Table, Tensors, any_ids
-from farzi_hf.summary.forms.common_inputs import ID_LEGEND, NOT_ANONYMOUS, IdInputs, StoredInputs
+from farzi_hf.summary.forms.common_inputs import ID_LEGEND, IdInputs, StoredInputs
 from farzi_hf.summary.initialization import INPUT_SEQUENCES
 from farzi_hf.summary.reading import check_ids
 from farzi_hf.summary.store.columns import list_column
@@ -71,9 +70,8 @@ class TokenInputs(IdInputs, StoredInputs):
     def torch_code(self) -> str:
         return ""
 
-    def words(self, vocabulary: Vocabulary, recipe: Mapping[str, Any]) -> InputWords:
+    def words(self, vocabulary: Vocabulary) -> InputWords:
         config = self.config
-        drawn_by = INPUT_SEQUENCES.get(str(recipe.get("input_sequences")))
         return InputWords(
             positions=vocabulary.entries,
             position=f"Inputs are ids of a vocabulary of {config.vocab_size:,} entries.",
@@ -84,8 +82,6 @@ class TokenInputs(IdInputs, StoredInputs):
                 "positions per sequence (ξ)": config.sequence_length,
                 "inputs": "ids, which were not learnt",
             },
-            nature="sequences are optimised for what they teach",
-            protects=NOT_ANONYMOUS if drawn_by is None else drawn_by.protects,
             excerpt="The first rows.",
             first_positions="The first positions of the first sequence:",
             first_row="Synthetic sequence 0",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -11,7 +10,8 @@ from farzi_hf.data import Vocabulary
 from farzi_hf.summary.endless import WrittenRows
 from farzi_hf.summary.forms.base import InputWords, Labels, Part, Tensors, equal_shares
 from farzi_hf.summary.forms.common_inputs import ID_LEGEND, EndlessInputs
-from farzi_hf.summary.initialization import WRITTEN, Shares
+from farzi_hf.summary.initialization import Shares
+from farzi_hf.summary.origins import WRITTEN
 from farzi_hf.summary.reading import check_shares
 from farzi_hf.summary.store.tensor_file import SHARES
 
@@ -28,6 +28,7 @@ class WrittenInputs(EndlessInputs):
     row_words = "written ids"
     labels_by_default = "teacher"
     start = Shares()
+    origin = WRITTEN
 
     @classmethod
     def parts(cls, config: FarziDataConfig) -> dict[str, Part]:
@@ -46,7 +47,7 @@ class WrittenInputs(EndlessInputs):
     def frequencies(self, tensors: Tensors) -> Tensor:
         return tensors[SHARES]
 
-    def words(self, vocabulary: Vocabulary, recipe: Mapping[str, Any]) -> InputWords:
+    def words(self, vocabulary: Vocabulary) -> InputWords:
         return InputWords(
             positions=vocabulary.entries,
             position=f"Inputs are ids of a vocabulary of {self.config.vocab_size:,} entries.",
@@ -57,8 +58,6 @@ class WrittenInputs(EndlessInputs):
                 "positions per sequence (ξ)": self.config.sequence_length,
                 "inputs": "ids, which the teacher writes",
             },
-            nature="its rows are made up",
-            protects=WRITTEN,
             excerpt="The first rows.",
             first_positions="The first positions of the first sequence:",
             first_row="First row that is made",

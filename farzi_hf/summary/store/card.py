@@ -18,6 +18,7 @@ from farzi_hf.common import text as markup
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.forms import Position, Table
 from farzi_hf.summary.forms.common_labels import model_in_words
+from farzi_hf.summary.origins import shows_rows
 from farzi_hf.summary.store.contents import Contents
 from farzi_hf.summary.store.hub import PLACEHOLDER
 from farzi_hf.summary.store.results import check_results
@@ -48,9 +49,10 @@ def render_card(
     metrics: Mapping[str, Any] | None = None,
     recipe: Mapping[str, Any] | None = None,
     plots: Sequence[str] = (),
+    show_rows: bool = False,
 ) -> str:
     """The README of the artefact. A section without content is left out. Raises ValueError if a
-    cost, a size or the licence has another type than it needs.
+    cost, a size or the licence has another type than it needs, or no licence allows to show rows.
 
     Args:
         contents: of the artefact.
@@ -67,6 +69,7 @@ def render_card(
         recipe: shown unchanged. Its `learner`, a config as a mapping, is the model of "Train on
             it".
         plots: paths relative to the artefact.
+        show_rows: see `farzi_hf.summary.origins.shows_rows`.
 
     Strings are escaped: none of them is read as Markdown, HTML, YAML or Python.
     """
@@ -76,7 +79,9 @@ def render_card(
     config = contents.config
     vocabulary = contents.vocabulary
     forms = contents.forms
-    inputs = forms.inputs.words(vocabulary, recipe)
+    origin = forms.inputs.origin
+    shown = shows_rows(origin, metrics, show_rows)
+    inputs = forms.inputs.words(vocabulary)
     labels = forms.labels.words(inputs, vocabulary, contents.nbytes)
     learner = recipe.get("learner")
     learner_known = isinstance(learner, Mapping) and isinstance(learner.get("model_type"), str)
@@ -91,7 +96,7 @@ def render_card(
         vocabulary=vocabulary,
         inputs=inputs,
         labels=labels,
-        browse="" if forms.inputs.browsed is None else labels.browse,
+        browse=labels.browse if shown and forms.inputs.browsed is not None else "",
         facts={**inputs.facts, **labels.facts},
         input_tables=forms.inputs.tables(contents),
         label_tables=forms.labels.tables(contents),
@@ -107,6 +112,8 @@ def render_card(
             else ""
         ),
         endless=forms.inputs.is_endless,
+        shown=shown,
+        origin=origin,
         learner_known=learner_known,
         learner=_learner_code(
             learner if learner_known else vocabulary.small_learner, config, vocabulary
@@ -122,7 +129,7 @@ def render_card(
         command=(
             markup.markdown_fence(str(metrics["command"]), "bash") if metrics.get("command") else ""
         ),
-        examples=_examples(contents),
+        examples=_examples(contents) if shown else "",
         positions=markdown_table(
             [_position_row(contents, j, x) for j, x in enumerate(contents.decoded[0][:8])]
         ),

@@ -22,7 +22,6 @@ in it are not ours to move.
 import os
 import re
 import shutil
-import stat
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
@@ -31,8 +30,10 @@ from typing import BinaryIO, TypeVar
 
 from torch import Tensor
 
-from farzi_hf.common.files import exclusive, find_file, flush, status_of
-from farzi_hf.data.vocabulary import ITEMS_FILE
+from farzi_hf.common.files import exclusive, find_file, flush, opened_plain, status_of
+from farzi_hf.common.text import YAML_BYTES
+from farzi_hf.data.tokenizer_file import TOKENIZER_LIMITS
+from farzi_hf.data.vocabulary import ITEMS_BYTES, ITEMS_FILE
 from farzi_hf.summary.store.tensor_file import listed_files, write_tensors
 
 T = TypeVar("T")
@@ -47,22 +48,20 @@ METRICS = "metrics.json"
 VIEWER = "viewer.html"
 PLOTS = "plots"
 VOCABULARY = ITEMS_FILE
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 
 _MIB = 2**20
 PLOTS_LIMIT = 64 * _MIB  # of all plots together
 LOADED_FILES: dict[str, int | None] = {
     TENSORS: None,
     CONFIG: _MIB,
-    RECIPE: _MIB // 8,
+    RECIPE: YAML_BYTES,
     METRICS: 2 * _MIB,
-    VOCABULARY: 64 * _MIB,
+    VOCABULARY: ITEMS_BYTES,
     **{
         f"{PLOTS}/*.{kind}": 32 * _MIB
         for kind in ("png", "jpg", "jpeg", "svg", "webp", "gif", "pdf")
     },
-    TOKENIZER: 64 * _MIB,
-    TOKENIZER_CONFIG: 4 * _MIB,
+    **TOKENIZER_LIMITS,
 }
 """The files that `FarziData.from_pretrained` reads: patterns of names, and the most bytes of each.
 None: the file is not read at once.
@@ -96,12 +95,6 @@ def pattern_of(name: str) -> str | None:
 
 _WRITING = ".farzi-writing"
 _COMMITTED = ".farzi-committed"
-_FLAGS = (
-    os.O_RDONLY
-    | getattr(os, "O_NOFOLLOW", 0)
-    | getattr(os, "O_NONBLOCK", 0)
-    | getattr(os, "O_BINARY", 0)
-)
 
 
 class ArtefactFolder:
@@ -147,15 +140,7 @@ class ArtefactFolder:
         """The file `name`. It is refused where it is too large, or a link or a pipe has taken its
         place since it was found.
         """
-        path, limit = self.path(name), _limits()[pattern_of(name)]
-        with os.fdopen(os.open(path, _FLAGS), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise ValueError(f"{path} is no plain file; put the file there, or remove it")
-            if limit is not None and found.st_size > limit:
-                raise ValueError(
-                    f"{path} is larger than the {limit:,} bytes that are read; remove or shrink it"
-                )
+        with opened_plain(self.path(name), _limits()[pattern_of(name)]) as file:
             yield file
 
     def read(self, name: str) -> bytes:
@@ -268,9 +253,7 @@ def _listed(folder: Path, tensors: str) -> set[str]:
     without tensors.
     """
     path = find_file(folder, tensors)
-    return (
-        set() if path is None else {CONFIG, CARD, VIEWER, *filter(pattern_of, listed_files(path))}
-    )
+    return set() if path is None else {CONFIG, CARD, *filter(pattern_of, listed_files(path))}
 
 
 def _remove(folder: Path) -> None:

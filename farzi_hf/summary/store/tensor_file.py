@@ -9,7 +9,6 @@ Students hardly notice it when labels of their own are rounded to a byte for eac
 inputs are ids, to five or six bits (recipes/LOG.md).
 """
 
-import hashlib
 import json
 import math
 import zlib
@@ -24,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from farzi_hf.common.tensors import checksum
 from farzi_hf.common.text import parse_mapping
 
 Tensors = Mapping[str, Tensor]
@@ -451,14 +451,6 @@ def load_tensors(path: Path, layout: Mapping[str, Stored]) -> dict[str, Tensor]:
                 f"{name} in {path} has another checksum than it was saved with; fetch it again"
             )
     return tensors
-
-
-def checksum(tensor: Tensor) -> str:
-    """SHA-256 over type, shape and numbers."""
-    tensor = tensor.detach().cpu().contiguous()
-    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-    digest.update(tensor.flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def fingerprint(tensors: Tensors) -> str:

@@ -4,7 +4,10 @@ written all or not at all.
 The page "The artefact" of the documentation lists them.
 """
 
+from __future__ import annotations
+
 import base64
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,9 +17,17 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from farzi_hf.common.text import json_text, numbers_of, parse_mapping, script_json, yaml_text
+from farzi_hf.common.text import (
+    json_text,
+    numbers_of,
+    parse_mapping,
+    script_json,
+    terminal_text,
+    yaml_text,
+)
 from farzi_hf.data.vocabulary import Vocabulary
 from farzi_hf.summary.forms import SHOWN
+from farzi_hf.summary.origins import shows_rows
 from farzi_hf.summary.store import folder as layout
 from farzi_hf.summary.store.card import render_card, tables_of
 from farzi_hf.summary.store.contents import Contents
@@ -24,6 +35,8 @@ from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of, replace_fi
 from farzi_hf.summary.store.results import check_results
 from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.summary.store.untrusted import plain_learner, save_vocabulary
+
+logger = logging.getLogger(__name__)
 
 _LIKELIEST = 12  # entries of each position of the page to browse
 
@@ -43,11 +56,48 @@ class Results:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     plots: Mapping[str, bytes] = field(default_factory=dict)
 
+    def published(self) -> Results:
+        """What goes to others: of the plots those that are plain images. A warning names the rest.
+        Other kinds of files, such as SVG, can hold programs.
+        """
+        plots = {name: content for name, content in self.plots.items() if is_image(name, content)}
+        if left_out := sorted(self.plots.keys() - plots.keys()):
+            logger.warning(
+                "%s: not published; only images in PNG and JPEG are.", terminal_text(left_out)
+            )
+        return replace(self, plots=plots)
 
-def write_artefact(contents: Contents, folder: Path, results: Results) -> None:
-    """Writes the whole artefact into `folder`, atomically; see `folder.replace_files`. Empty
-    metrics, recipe or plots get no file.
+
+_PNG = (b"\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIHDR", b"IEND\xaeB`\x82")
+_JPEG = (b"\xff\xd8\xff", b"\xff\xd9")
+_IMAGES = {"png": _PNG, "jpg": _JPEG, "jpeg": _JPEG}
+"""How a file with such an ending begins and ends."""
+_PIXELS = 10**8
+
+
+def is_image(name: str, content: bytes) -> bool:
+    """Whether this is a whole PNG or JPEG, by its name and by its first and last bytes; a PNG of a
+    size that can be shown.
     """
+    first, last = _IMAGES.get(name.rpartition(".")[2].lower(), (None, None))
+    if first is None or not (content.startswith(first) and content.endswith(last)):
+        return False
+    if first is not _PNG[0]:
+        return True
+    width, height = (int.from_bytes(content[i : i + 4], "big") for i in (16, 20))
+    return width * height <= _PIXELS
+
+
+def write_artefact(
+    contents: Contents, folder: Path, results: Results, show_rows: bool = False
+) -> None:
+    """Writes the whole artefact into `folder`, atomically; see `folder.replace_files`. Empty
+    metrics, recipe or plots get no file, and a page without rows neither.
+
+    Args:
+        show_rows: see `farzi_hf.summary.origins.shows_rows`, which raises ValueError for it.
+    """
+    shown = shows_rows(contents.forms.inputs.origin, results.metrics, show_rows)
 
     def write(staging: Path) -> None:
         save_vocabulary(contents.vocabulary, staging)
@@ -60,8 +110,10 @@ def write_artefact(contents: Contents, folder: Path, results: Results) -> None:
             (staging / layout.PLOTS).mkdir(exist_ok=True)
             (staging / name).write_bytes(content)
         texts = {
-            layout.CARD: render_card(contents, results.metrics, results.recipe, list(plots)),
-            layout.VIEWER: render_viewer(contents),
+            layout.CARD: render_card(
+                contents, results.metrics, results.recipe, list(plots), show_rows
+            ),
+            layout.VIEWER: render_viewer(contents) if shown else "",
             layout.RECIPE: yaml_text(results.recipe) if results.recipe else "",
             layout.METRICS: json_text(results.metrics) if results.metrics else "",
         }
@@ -144,7 +196,7 @@ def render_viewer(contents: Contents) -> str:
     config = contents.config
     if inputs.browsed is None:
         return ""
-    words = inputs.words(contents.vocabulary, {})
+    words = inputs.words(contents.vocabulary)
     # Without names, tokens are ids.
     nameless = replace(contents.decoded, vocabulary=Vocabulary(), top_k=_LIKELIEST)
     decoded = nameless[:SHOWN]

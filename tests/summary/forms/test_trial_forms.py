@@ -8,6 +8,7 @@ import inspect
 import json
 import re
 from dataclasses import asdict, dataclass, fields
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,17 +32,22 @@ from farzi_hf.summary.forms.common_labels import (
     refuse_teacher,
 )
 from farzi_hf.summary.initialization import Start
+from farzi_hf.summary.origins import Origin
 from farzi_hf.summary.reading import check_product, likeliest_entries
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.store import folder
 from farzi_hf.summary.store.columns import list_column
+
+INVENTED = Origin("invented", True, "Topics are an invention.", "A trial protects whom it likes.")
 
 
 @dataclass(frozen=True)
 class Mixing(Start):
     """Chances of topics that a seed draws."""
 
-    def __call__(self, farzi, dataset, seed, vectors=None) -> None:
+    origin: ClassVar[None] = None
+
+    def fill(self, farzi, dataset, seed, vectors=None) -> None:
         generator = torch.Generator().manual_seed(seed)
         farzi.mixture.data.copy_(torch.randn(farzi.mixture.shape, generator=generator))
 
@@ -53,6 +59,7 @@ class TopicInputs(StoredInputs):
     row_words = "topic mixtures"
     labels_by_default = "one"
     start = Mixing()
+    origin = INVENTED
     browsed = ""
     columns_comment = ""
 
@@ -119,15 +126,13 @@ class TopicInputs(StoredInputs):
     def torch_code(self):
         return 'M = torch.tensor(mixture[:]["mixture"])\n'
 
-    def words(self, vocabulary, recipe):
+    def words(self, vocabulary):
         return InputWords(
             positions="mixed topics",
             position="A place mixes topics.",
             rows="mixtures of topics",
             short="topic mixtures, some",
             facts={"mixtures": self.config.num_sequences, "kinds of topics": "made for a trial"},
-            nature="topics are an invention",
-            protects="A trial protects whom it likes.",
             excerpt="What is mixed most.",
             first_positions="Places that come before others:",
             first_row="Mixture 0",
@@ -231,7 +236,7 @@ def summary(vocabulary=None, **changes) -> FarziData:
 
 
 def words_of(farzi: FarziData) -> tuple[InputWords, LabelWords]:
-    inputs = farzi.forms.inputs.words(farzi.vocabulary, {})
+    inputs = farzi.forms.inputs.words(farzi.vocabulary)
     return inputs, farzi.forms.labels.words(inputs, farzi.vocabulary, farzi.nbytes)
 
 
@@ -303,7 +308,7 @@ def test_every_word_of_its_card_is_its_own(vocabulary, tmp_path):
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     of_inputs, of_labels = words_of(farzi)
     said = {
-        *("- a-trial\n", of_inputs.nature, of_inputs.protects),
+        *("- a-trial\n", INVENTED.nature, INVENTED.protects),
         *(of_labels.title, of_labels.description, of_labels.browse.strip(), of_labels.needs),
         *(of_labels.size, "# a row a mixture: (ξ, k) chances", "# what all places say"),
         *("| mixtures | 4 |", "| kinds of topics | made for a trial |", "| answers | 1 |"),
@@ -410,6 +415,7 @@ class TextInputs(Inputs):
     row_words = "texts"
     labels_by_default = "weights"
     start = Mixing()
+    origin = Origin("texts", True, "A sample of texts.", "The rows are those of the data.")
     is_endless = False
     browsed = None
     columns_comment = ""
@@ -479,15 +485,13 @@ class TextInputs(Inputs):
     def torch_code(self):
         return ""
 
-    def words(self, vocabulary, recipe):
+    def words(self, vocabulary):
         return InputWords(
             positions="texts",
             position="A row is a text.",
             rows="texts",
             short="texts",
             facts={"rows": len(TEXTS)},
-            nature="and yet they are texts",
-            protects="The rows are those of the data.",
             excerpt="The first texts.",
             first_positions="The first of them, with its weight:",
             first_row="Row 0",
