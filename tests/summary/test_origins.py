@@ -122,7 +122,7 @@ def test_a_carried_teachers_rows(inputs, expected, of_fixed):
 
 def test_every_form_of_inputs_says_where_its_rows_come_from():
     config = FarziDataConfig()
-    assert {name: form.origin(config) for name, form in INPUTS.items()} == {
+    assert {name: form(config).origin for name, form in INPUTS.items()} == {
         "soft": UNKNOWN,
         "tokens": UNKNOWN,
         "drawn": DRAWN,
