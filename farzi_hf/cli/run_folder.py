@@ -31,6 +31,7 @@ from farzi_hf.common.text import (
     read_plain,
     yaml_text,
 )
+from farzi_hf.data.tokenizer_file import TOKENIZER, TOKENIZER_CONFIG
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.run import changes, check_no_foreign, last_checkpoint, locked
 from farzi_hf.distillation.trainer import FarziTrainer
@@ -39,8 +40,6 @@ from farzi_hf.summary import FarziData
 from farzi_hf.summary.store.folder import (
     CONFIG,
     TENSORS,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
     VOCABULARY,
     check_destination,
 )
