@@ -241,9 +241,9 @@ class Search:
         of_packing = {name: packed.found[name] for name in names}
         chosen = {"teacher_steps": teacher.found["teacher_steps"], **of_packing, **student.found}
         config = self.config(learner, self.output_dir, **chosen)
-        summary = FarziData.from_pretrained(self.folder / packed.found["folder"])
+        packed_summary = FarziData.from_pretrained(self.folder / packed.found["folder"])
+        summary = packed_summary.with_inputs(config.inputs)
         summary.config.inner = config.inner_settings()
-        summary.config.inputs = config.inputs
         model = self._model(teacher)
         return Suggestion(config, learner, self.trials, summary, (model, teacher), packed)
 
@@ -646,7 +646,7 @@ class Search:
 
             def make(settings: Mapping[str, Any] = settings) -> dict[str, Any]:
                 farzi = FarziData.from_pretrained(self.folder / packed.found["folder"])
-                farzi.config.inputs = settings["inputs"]
+                farzi = farzi.with_inputs(settings["inputs"])
                 trainer = self.trainer(learner, farzi_data=farzi, **settings)
                 judged = self.judged(trainer, trainer.learner, trainer.students.on_summary(0))
                 why = f"error {judged['error'] - packed.error:+.3f} to its teacher"

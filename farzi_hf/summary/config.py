@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import sys
@@ -91,12 +92,7 @@ class FarziDataConfig(PreTrainedConfig):
         self.inner = _as_json("inner", inner)
         self.inputs = check_choice("inputs", inputs, INPUTS)
         self.labels = check_choice("labels", labels, LABELS)
-        goes_with = LABELS[labels].goes_with
-        if inputs not in goes_with:
-            raise ValueError(
-                f"labels={labels!r} need inputs of {' or '.join(map(repr, goes_with))}, got"
-                f" inputs={inputs!r}"
-            )
+        _check_fit(inputs, labels)
         self.teacher = _as_json("teacher", teacher)
         self.seed = check_seed(seed)
         self.label_dim = label_dim
@@ -120,6 +116,20 @@ class FarziDataConfig(PreTrainedConfig):
     def floats(self) -> tuple[str, ...]:
         """The names of the tensors that hold floats. The others hold ids."""
         return tuple(name for name, part in parts_of(self).items() if not part.is_ids)
+
+    def with_inputs(self, inputs: str) -> FarziDataConfig:
+        """The config of a summary with the same tensors, whose inputs are of another form. Raises
+        ValueError if that has other tensors, or does not go with the labels.
+        """
+        _check_fit(check_choice("inputs", inputs, INPUTS), self.labels)
+        config = copy.deepcopy(self)
+        config.inputs = inputs
+        if config.shapes != self.shapes:
+            raise ValueError(
+                f"inputs={inputs!r} have other tensors than inputs={self.inputs!r}; make a new"
+                " summary"
+            )
+        return config
 
     def adopt_vocabulary(self, vocabulary: Vocabulary, argument: str) -> None:
         """Checks a vocabulary, and takes over its hash if there is none yet.
@@ -200,6 +210,16 @@ def check_choice(name: str, value: Any, table: Mapping[str, Any]) -> str:
     if not isinstance(value, str) or value not in table:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, table))}, got {value!r:.200}")
     return value
+
+
+def _check_fit(inputs: str, labels: str) -> None:
+    """Raises ValueError unless the two forms go with each other."""
+    goes_with = LABELS[labels].goes_with
+    if inputs not in goes_with:
+        raise ValueError(
+            f"labels={labels!r} need inputs of {' or '.join(map(repr, goes_with))}, got"
+            f" inputs={inputs!r}"
+        )
 
 
 def _positive(name: str, value: Any) -> float:

@@ -112,7 +112,7 @@ class FarziData(nn.Module):
     def __repr__(self) -> str:
         config = self.config
         parts = [f"inputs={config.inputs!r}", f"labels={config.labels!r}"]
-        if self.carried is not None:
+        if self.forms.labels.carries_teacher:
             count = sum(x.numel() for x in self.teacher.parameters())
             parts.append(f"teacher={self.teacher.config.model_type!r} of {count:,} numbers")
         rows = "any number of" if self.is_endless else f"{config.num_sequences:,}"
@@ -383,6 +383,18 @@ class FarziData(nn.Module):
         fixed = materialized(self, num_sequences, sequence_length, label_dim)
         fixed._results = (self._results[0], "")
         return fixed
+
+    def with_inputs(self, inputs: str) -> FarziData:
+        """The same summary with inputs of another form that has the same tensors: "written" in
+        place of "drawn", or the other way round. The two share their tensors.
+
+        Raises:
+            ValueError: the form has other tensors, or does not go with the labels.
+        """
+        config = self.config.with_inputs(inputs)
+        summary = type(self)(config, self.processing_class, self.tensors)
+        summary._results = self._results
+        return summary
 
     # -- files -------------------------------------------------------------------------------------
 

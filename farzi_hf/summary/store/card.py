@@ -16,7 +16,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from farzi_hf.common import text as markup
 from farzi_hf.data import Vocabulary
-from farzi_hf.summary.forms import Position, Table
+from farzi_hf.summary.forms import Table
 from farzi_hf.summary.forms.common_labels import model_in_words
 from farzi_hf.summary.origins import shows_rows
 from farzi_hf.summary.store.contents import Contents
@@ -129,10 +129,8 @@ def render_card(
         command=(
             markup.markdown_fence(str(metrics["command"]), "bash") if metrics.get("command") else ""
         ),
-        examples=_examples(contents) if shown else "",
-        positions=markdown_table(
-            [_position_row(contents, j, x) for j, x in enumerate(contents.decoded[0][:8])]
-        ),
+        examples=_examples(contents) if shown and vocabulary.named else "",
+        positions=_positions(contents) if shown and vocabulary.named else "",
         recipe=markup.markdown_fence(markup.yaml_text(recipe).rstrip(), "yaml") if recipe else "",
         plots=[markup.markdown_image(plot) for plot in plots],
         ceil=math.ceil,
@@ -151,9 +149,7 @@ def tables_of(contents: Contents) -> list[Table]:
 
 
 def _examples(contents: Contents) -> str:
-    """The first sequences as text; "" where entries have no names."""
-    if not contents.vocabulary.named:
-        return ""
+    """The first sequences as text."""
     sequences = contents.decoded[:3]
     texts = (contents.forms.inputs.text(one, contents.vocabulary) for one in sequences)
     return markup.markdown_fence("\n".join(" ".join(text.split()) for text in texts), "text")
@@ -267,7 +263,9 @@ def _cell(value: Any, digits: int = 4) -> markup.Markdown:
     return markup.markdown_text(value)
 
 
-def _position_row(contents: Contents, j: int, position: Position) -> dict[str, Any]:
+def _positions(contents: Contents) -> str:
+    """The first positions of the first sequence, as a table."""
+
     def likeliest(tokens: Sequence[Any], probabilities: Sequence[float]) -> markup.Markdown:
         shown = zip(tokens, probabilities, strict=True)
         return markup.Markdown(
@@ -278,8 +276,13 @@ def _position_row(contents: Contents, j: int, position: Position) -> dict[str, A
         )
 
     forms = contents.forms
-    return {
-        "position": str(j),
-        **forms.inputs.card_cells(position, likeliest),
-        **forms.labels.card_cells(position, likeliest),
-    }
+    return markdown_table(
+        [
+            {
+                "position": str(j),
+                **forms.inputs.card_cells(position, likeliest),
+                **forms.labels.card_cells(position, likeliest),
+            }
+            for j, position in enumerate(contents.decoded[0][:8])
+        ]
+    )
