@@ -59,9 +59,7 @@ def test_portions_of_items_are_counted_like_all_at_once(monkeypatch):
     expected = [votes_of(kind, rows) for kind in VOTES.values()]
     monkeypatch.setattr(counted_items, "_PAIRS", 50)
     for kind, votes in zip(VOTES.values(), expected, strict=True):
-        blocks = list(
-            kind.blocks(np.concatenate(rows), np.full(len(rows), 12), V)
-        )
+        blocks = list(kind.blocks(np.concatenate(rows), np.full(len(rows), 12), V))
         assert len(blocks) > 2
         np.testing.assert_array_equal(votes_of(kind, rows), votes)
 

@@ -220,9 +220,7 @@ def test_a_saved_model_is_the_same_to_the_last_bit(rows, order):
     loaded = KneserNey.restored(model.settings(), arrays)
     contexts = [[], *(row[:place] for row in rows for place in range(len(row)))]
     np.testing.assert_array_equal(loaded.distribution(contexts), model.distribution(contexts))
-    np.testing.assert_array_equal(
-        loaded.statistics(dataset(rows)), model.statistics(dataset(rows))
-    )
+    np.testing.assert_array_equal(loaded.statistics(dataset(rows)), model.statistics(dataset(rows)))
     assert loaded.nbytes == model.nbytes == sum(len(coded(x)) for x in arrays.values())
 
 
@@ -265,7 +263,8 @@ def test_settings_of_no_model_are_refused(wrong, message):
     "FARZI_PTB_DIR" not in os.environ, reason="FARZI_PTB_DIR names no folder with Penn Treebank"
 )
 @pytest.mark.parametrize(
-    ("words", "perplexities"), [(2000, [70.3, 57.0, 55.2, 54.5]), (10_000, [185.7, 148.3, 142.7, 141.2])]
+    ("words", "perplexities"),
+    [(2000, [70.3, 57.0, 55.2, 54.5]), (10_000, [185.7, 148.3, 142.7, 141.2])],
 )
 def test_published_figures_on_ptb(words, perplexities):
     """141.2 is the figure of Mikolov's papers for a 5-gram with modified Kneser-Ney."""
