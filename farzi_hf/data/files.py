@@ -19,6 +19,7 @@ from typing import Any, TextIO
 import pandas
 import pyarrow as pa
 from datasets import IterableDataset, load_dataset
+from datasets.iterable_dataset import ExamplesIterable
 from pyarrow.parquet import ParquetFile
 
 from farzi_hf.common.text import reason, terminal_text
@@ -414,4 +415,9 @@ def stream_of(
         part: {"paths": x, "several": several, "kind": kind, "column": column}
         for part, x in files.items()
     }
-    return {part: IterableDataset.from_generator(_rows, gen_kwargs=x) for part, x in given.items()}
+    # `IterableDataset.from_generator` would make a folder in the cache, which may not be writable.
+    return {part: IterableDataset(ExamplesIterable(_numbered, x)) for part, x in given.items()}
+
+
+def _numbered(**given: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    yield from enumerate(_rows(**given))

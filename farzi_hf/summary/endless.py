@@ -87,6 +87,9 @@ class WrittenRows(EndlessRows):
 
     Args:
         teacher: in evaluation mode.
+
+    Raises:
+        ValueError: where rows are made, if the teacher does not predict finite numbers.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class WrittenRows(EndlessRows):
         if begin is not None:
             first = torch.full_like(first, begin)
         ids = first[:, None].to(model.device)
+        finite = torch.ones((), dtype=torch.bool, device=model.device)
         past: dict[str, Any] = {}  # the keys and values of the ids before the last one
         while ids.shape[1] < self.length:
             read = ids[:, -1:] if past else ids
@@ -133,11 +137,17 @@ class WrittenRows(EndlessRows):
             past = {} if kept is None else {name: kept}
             logits = output.logits[:, -1].float()
             p = logits.masked_fill(impossible, -torch.inf).softmax(-1)
+            finite &= p[:, 0].isfinite().all()  # a single NaN makes all of its row NaN
             uniform = torch.cat([1 - torch.rand(_BLOCK, 1, generator=g) for g in generators])
             drawn = _drawn(p, uniform.to(p.device))
             if begins_again:
                 drawn.masked_fill_(ids[:, -1:] == end, begin)
-            ids = torch.cat([ids, drawn], dim=1)
+            ids = torch.cat([ids, drawn.clamp(max=len(self.frequencies) - 1)], dim=1)
+        if not finite:  # asked once, because a GPU would wait for each answer
+            raise ValueError(
+                "the teacher that the summary carries predicts NaN or infinity after ids that it"
+                " has written itself: set config.inputs to 'drawn', or do not trust the summary"
+            )
         return ids.cpu()
 
     def _special_id(self, name: str) -> int | None:

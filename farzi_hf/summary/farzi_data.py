@@ -457,9 +457,10 @@ class FarziData(nn.Module):
             metrics: the results on the card, see `store.card.render_card`.
             recipe: everything needed to distil the summary again; becomes `recipe.yaml`.
             plots: image files that are copied into the artefact and shown on the card.
-            show_rows: the card and `viewer.html` show rows even where these are not made up, and so
-                may be sequences of the data. Without it there is then no `viewer.html`. The
-                licence of the data, `metrics["licence"]`, has to allow it.
+            show_rows: card, `viewer.html` and the plot `tokens.png` show rows even where these are
+                not made up, and so may be sequences of the data. Without it, such a summary has
+                neither of the two files. The licence of the data, `metrics["licence"]`, has to
+                allow it.
 
         Raises:
             ValueError: latents or decoder are not finite, the vocabulary does not fit the summary,

@@ -136,6 +136,39 @@ def test_without_an_adjoint_the_fastest_that_fits_is_taken(
     assert all(map(torch.equal, found, meta_gradient(problem, optimizer, 40, adjoint=adjoint)))
 
 
+class Fast(Tape):
+    """Needs the bytes of a test."""
+
+    bytes_needed = 0
+
+    def memory(self, *_: object) -> int:
+        return self.bytes_needed
+
+
+class Lean(Tape):
+    """Needs a hundred bytes."""
+
+    def memory(self, *_: object) -> int:
+        return 100
+
+
+@pytest.mark.parametrize(("need", "of_many"), [(400, "Fast"), (401, "Lean")])
+def test_for_many_losses_a_faster_adjoint_may_need_four_times_the_memory_of_the_leanest(
+    need: int, of_many: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Fast, "bytes_needed", need)
+    monkeypatch.setitem(unroll.__globals__, "ADJOINTS", {"fast": Fast, "lean": Lean})
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10_000))
+    unroll.__globals__["_log_once"].cache_clear()
+    problem = mp.mlp()
+    settings = {"optimizer": ADAM, "steps": 2}
+    with caplog.at_level("INFO"):
+        engine.gradients(lambda theta: [mp.outer_loss(theta)], *problem.arguments, **settings)
+        unroll(*problem.arguments, **settings)
+    chosen = [record.message.partition("(")[0] for record in caplog.records]
+    assert chosen == [f"adjoint={of_many}", "adjoint=Fast"], "the bound is for many losses alone"
+
+
 @pytest.mark.parametrize("adjoint", [Tape(), Checkpoint(), Reversible()], ids=repr)
 def test_parts_of_a_loss_take_the_memory_of_one(adjoint: Adjoint) -> None:
     """Two graphs of eight: a part's, and its derivative's."""

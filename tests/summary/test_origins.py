@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import ClassVar
 
 import pytest
@@ -171,6 +172,19 @@ def test_rows_are_not_shown_without_a_licence_that_allows_it(tmp_path, licence):
     ):
         saved(farzi, tmp_path / "new", metrics={"licence": licence}, show_rows=True)
     assert not (tmp_path / "new").exists()
+
+
+def test_the_figure_of_a_row_goes_where_rows_go(tmp_path, plot):
+    figure = shutil.copy(plot, tmp_path / "tokens.png")
+    farzi = tiny(inputs="tokens", labels="own", origin="real")
+    metrics = {"licence": "mit"}
+    given = {"plots": [plot, figure], "metrics": metrics}
+    card, _ = saved(farzi, tmp_path / "shown", **given, show_rows=True)
+    assert "tokens.png" in card
+    card, _ = saved(farzi, tmp_path / "new")
+    assert "curve.png" in card
+    assert "tokens.png" not in card
+    assert [path.name for path in (tmp_path / "new" / "plots").iterdir()] == ["curve.png"]
 
 
 def test_rows_that_are_made_up_need_no_licence(tmp_path):

@@ -27,7 +27,7 @@ from farzi_hf.common.text import (
 )
 from farzi_hf.data.vocabulary import Vocabulary
 from farzi_hf.summary.forms import SHOWN
-from farzi_hf.summary.origins import shows_rows
+from farzi_hf.summary.origins import FIGURE_OF_ROWS, shows_rows
 from farzi_hf.summary.store import folder as layout
 from farzi_hf.summary.store.card import render_card, tables_of
 from farzi_hf.summary.store.contents import Contents
@@ -92,7 +92,8 @@ def write_artefact(
     contents: Contents, folder: Path, results: Results, show_rows: bool = False
 ) -> None:
     """Writes the whole artefact into `folder`, atomically; see `folder.replace_files`. Empty
-    metrics, recipe or plots get no file, and a page without rows neither.
+    metrics, recipe or plots get no file. Where no rows are shown, there is neither a page to browse
+    them nor the figure of one.
 
     Args:
         show_rows: see `farzi_hf.summary.origins.shows_rows`, which raises ValueError for it.
@@ -105,7 +106,11 @@ def write_artefact(
             (staging / table.name).mkdir()
             pq.write_table(table.rows(), staging / table.name / "train-00000-of-00001.parquet")
         contents.config.to_json_file(staging / layout.CONFIG)
-        plots = {f"{layout.PLOTS}/{name}": content for name, content in results.plots.items()}
+        plots = {
+            f"{layout.PLOTS}/{name}": content
+            for name, content in results.plots.items()
+            if shown or name != FIGURE_OF_ROWS
+        }
         for name, content in plots.items():
             (staging / layout.PLOTS).mkdir(exist_ok=True)
             (staging / name).write_bytes(content)
