@@ -22,6 +22,7 @@ from farzi_hf.report import RunSettings
 from farzi_hf.report.suggestion import KEPT, Search, to_stderr
 from farzi_hf.report.tables import save_text
 from farzi_hf.report.trials import Suggestion, words_of
+from farzi_hf.summary.forms import TeacherLabels
 
 USAGE = "farzi distil DATA [--bytes 200kB] [--minutes 10] [--compare] [--dry_run] [--FIELD VALUE …]"
 TRIALS, CONFIG = "trials", "config.yaml"
@@ -126,7 +127,7 @@ class FrontDoor:
 
     def config(self, found: Suggestion) -> str:
         """The choice as a YAML config, with the reasons as comments."""
-        plain = FarziConfig(str(self.folder), labels="teacher").to_recipe()
+        plain = FarziConfig(str(self.folder), labels=TeacherLabels.name).to_recipe()
         changed = {
             name: x
             for name, x in found.config.to_recipe().items()

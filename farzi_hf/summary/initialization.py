@@ -207,7 +207,7 @@ class Clusters(Start):
         self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
     ) -> None:
         config, kappa = farzi.config, 0.5 if self.concentration is None else self.concentration
-        if config.latent_dim < 3 or config.labels != "own":
+        if config.latent_dim < 3 or farzi.forms.labels.are_inputs:
             raise ValueError(
                 "initialization='clusters' needs labels='own' and latent_dim of 3, got"
                 f" {config.labels!r} and {config.latent_dim}; set them"

@@ -404,7 +404,7 @@ def test_the_meta_gradient_is_exact(sequences, adjoint, inputs):
     def gradients(kind):
         farzi = summary(learner, 3, inputs=inputs).double()
         inner = SyntheticTraining(
-            InnerAdam(0.02, (0.5, 0.99), 1e-3), 1.0, batch_size=2, adjoint=kind
+            InnerAdam(0.02, (0.5, 0.99), 1e-3), farzi.forms, batch_size=2, adjoint=kind
         )
         MetaMatching(inner, steps=5, steps_min=5)(learner, farzi.tensors, batch, 3).backward()
         return {name: p.grad for name, p in farzi.named_parameters()}

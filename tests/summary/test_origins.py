@@ -123,7 +123,7 @@ def test_a_carried_teachers_rows(inputs, expected, of_fixed):
 
 def test_every_form_of_inputs_says_where_its_rows_come_from():
     config = FarziDataConfig()
-    assert {name: form.origin(config) for name, form in INPUTS.items()} == {
+    assert {name: form(config).origin for name, form in INPUTS.items()} == {
         "soft": UNKNOWN,
         "tokens": UNKNOWN,
         "drawn": DRAWN,
@@ -196,7 +196,7 @@ def test_rows_that_are_made_up_need_no_licence(tmp_path):
     assert shows_rows(MADE_UP, {"licence": "other"}, show_rows=True)
 
 
-def test_a_push_shows_no_rows_either(tmp_path, monkeypatch):
+def test_a_push_shows_no_rows_either(monkeypatch):
     pushed = {}
 
     def keep(folder, *args):

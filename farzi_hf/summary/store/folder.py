@@ -66,15 +66,17 @@ LOADED_FILES: dict[str, int | None] = {
 """The files that `FarziData.from_pretrained` reads: patterns of names, and the most bytes of each.
 None: the file is not read at once.
 """
-_TABLES = [
-    f"{name}/train-*.parquet"
-    for name in ("latents", "decoder", "tokens", "labels", "label_decoder")
-]
-_FILES = {**LOADED_FILES, **dict.fromkeys((CARD, VIEWER, *_TABLES))}
-_FOLDERS = sorted({pattern.split("/")[0] for pattern in _FILES if "/" in pattern})
+TABLES = ["latents", "decoder", "tokens", "labels", "label_decoder"]
+"""The folders of tables, see `Form.tables`. No others are ever replaced or removed."""
 # Such a name is a plain one on every system: it has no drive, no stream and no `..`, and is not
 # hidden.
 _PLAIN = re.compile(r"(?!\.)[^/\\:*?\"<>|\x00-\x1f]+")
+
+
+def _limits() -> dict[str, int | None]:
+    """The files that an artefact can have, as `LOADED_FILES` lists those that are loaded."""
+    tables = (f"{name}/train-*.parquet" for name in TABLES)
+    return {**LOADED_FILES, **dict.fromkeys((CARD, VIEWER, *tables))}
 
 
 def pattern_of(name: str) -> str | None:
@@ -83,9 +85,10 @@ def pattern_of(name: str) -> str | None:
     """
     if not all(map(_PLAIN.fullmatch, name.split("/"))):
         return None
-    return next(
-        (p for p in _FILES if p.count("/") == name.count("/") and fnmatchcase(name, p)), None
-    )
+    for pattern in _limits():
+        if pattern.count("/") == name.count("/") and fnmatchcase(name, pattern):
+            return pattern
+    return None
 
 
 # -- reading them ----------------------------------------------------------------------------------
@@ -137,13 +140,13 @@ class ArtefactFolder:
         """The file `name`. It is refused where it is too large, or a link or a pipe has taken its
         place since it was found.
         """
-        with opened_plain(self.path(name), _FILES[pattern_of(name)]) as file:
+        with opened_plain(self.path(name), _limits()[pattern_of(name)]) as file:
             yield file
 
     def read(self, name: str) -> bytes:
         """The content of the file `name`, one with a limit."""
         with self.opened(name) as file:
-            return file.read(_FILES[pattern_of(name)])
+            return file.read(_limits()[pattern_of(name)])
 
 
 def read_artefact(folder: Path, read: Callable[[ArtefactFolder], T]) -> T:
@@ -185,7 +188,14 @@ def replace_files(folder: Path, write: Callable[[Path], None], tensors: dict[str
             write(writing)
             names = [path.relative_to(writing).as_posix() for path in _files(writing)]
             for name in names:
-                size, limit = (writing / name).stat().st_size, _FILES[pattern_of(name)]
+                pattern = pattern_of(name)
+                if pattern is None:
+                    raise ValueError(
+                        f"an artefact has no place for {name}; a table of a new form needs a line"
+                        " in TABLES of farzi_hf/summary/store/folder.py"
+                    )
+                size = (writing / name).stat().st_size
+                limit = _limits()[pattern]
                 if limit is not None and size > limit:
                     raise ValueError(
                         f"{name} would have {size:,} bytes, of which {limit:,} are read; make it"
@@ -254,7 +264,8 @@ def _remove(folder: Path) -> None:
         for path in _files(folder):
             if pattern_of(path.relative_to(folder).as_posix()):
                 path.unlink()
-        for path in (*(folder / name for name in _FOLDERS), folder):
+        inside = {pattern.split("/")[0] for pattern in _limits() if "/" in pattern}
+        for path in (*(folder / name for name in sorted(inside)), folder):
             with suppress(OSError):  # it is not empty, or not there
                 path.rmdir()
     if status_of(folder) is not None:

@@ -68,13 +68,15 @@ class Storage:
     name: str = "exact"
     description: str | None = None
 
-    def layout(self, shapes: Shapes, learnt: Collection[str]) -> dict[str, Stored]:
-        """The tensors of the file, of a summary's tensors with `shapes`. Those that are not
-        `learnt` are ids or shares.
+    def layout(self, shapes: Shapes, floats: Collection[str]) -> dict[str, Stored]:
+        """The tensors of the file, of a summary's tensors with `shapes`.
+
+        Args:
+            floats: the names of those that hold floats. The others hold ids.
         """
         return {
-            n: Stored(tuple(x), FLOATS if n in learnt or n == SHARES else frozenset({"I32"}))
-            for n, x in shapes.items()
+            name: Stored(tuple(shape), FLOATS if name in floats else frozenset({"I32"}))
+            for name, shape in shapes.items()
         }
 
     def stored(self, tensors: Tensors) -> dict[str, Tensor]:
@@ -134,12 +136,12 @@ class Whole(Storage):
             f"{bits} bits a number, and a scale for each dimension",
         )
 
-    def layout(self, shapes: Shapes, learnt: Collection[str]) -> dict[str, Stored]:
+    def layout(self, shapes: Shapes, floats: Collection[str]) -> dict[str, Stored]:
         found = {}
         for name, shape in shapes.items():
             if name == SHARES:
                 found[name] = Stored(self._shape(name, shape), frozenset({"U8"}))
-            elif name not in learnt:
+            elif name not in floats:
                 found[name] = Stored(tuple(shape), frozenset({"I16", "I32"}))
             elif len(shape) <= 1:
                 found[name] = Stored(tuple(shape), frozenset({"F16"}))
