@@ -31,6 +31,7 @@ begin with where a summary has none.
 OF_THE_DATA = (
     "dataset",
     "data_bytes",
+    "data_bytes_flat",
     "data_bytes_after_xz",
     "data_sequences",
     "licence",
@@ -58,8 +59,9 @@ def render_card(
         contents: of the artefact.
         metrics: figures and facts by name. The card lists all of them. These have a place of their
             own: `table`, a list of rows (dicts) in which `x_std` and `x_interval` go into the cell
-            of `x`; `dataset`, `data_bytes`, `data_bytes_after_xz` and `data_sequences` of what was
-            distilled; `split`, what was held out; `learner_parameters`; `distillation_seconds` and
+            of `x`; `dataset` and `data_sequences` of what was distilled, and its bytes:
+            `data_bytes` that one must keep, `data_bytes_flat` in flat bits, `data_bytes_after_xz`;
+            `split`, what was held out; `learner_parameters`; `distillation_seconds` and
             `device`; `student_seconds` of one training on the summary; `verdict`, whether it is
             worth it, a line each; `full_data_seconds` and `full_data_steps` of one on the full data
             that gets as good; `privacy`, in place of the words that say that nothing was done;
