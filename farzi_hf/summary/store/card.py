@@ -204,7 +204,8 @@ def _learner_code(
     """Python that makes the learner's config: sizes that follow from the summary, and the fields
     that differ from their class's defaults.
     """
-    kind, sizes = learner["model_type"], sizes_of(learner, config, vocabulary)
+    kind = learner["model_type"]
+    sizes = sizes_of(learner, config, vocabulary)
     of_class = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None  # noqa: SIM401
     default = {"dtype": "float32"}  # a class leaves it open
     changed = {
@@ -217,30 +218,23 @@ def _learner_code(
     def argument(name: str, value: Any) -> str:
         # In ASCII: Python normalises other names, and two could become equal.
         plain = name.isidentifier() and name.isascii() and not iskeyword(name)
-        return (
-            f"{name}={markup.python_literal(value)}"
-            if plain
-            else f"**{markup.python_literal({name: value})}"
-        )
+        if plain:
+            return f"{name}={markup.python_literal(value)}"
+        return f"**{markup.python_literal({name: value})}"
 
-    arguments = [
-        markup.python_literal(kind),
-        *(argument(name, value) for name, value in {**sizes, **changed}.items()),
-    ]
-    return (
-        "config = AutoConfig.for_model(\n" + "".join(f"    {part},\n" for part in arguments) + ")"
-    )
+    arguments = [markup.python_literal(kind)]
+    arguments += [argument(name, value) for name, value in {**sizes, **changed}.items()]
+    lines = "".join(f"    {each},\n" for each in arguments)
+    return f"config = AutoConfig.for_model(\n{lines})"
 
 
 def _with_spread(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows with `x ± x_std (x_interval)` in one cell."""
 
     def cell(row: Mapping[str, Any], name: str) -> Any:
-        text, spread, interval = (
-            _cell(row[name]),
-            row.get(f"{name}_std"),
-            row.get(f"{name}_interval"),
-        )
+        text = _cell(row[name])
+        spread = row.get(f"{name}_std")
+        interval = row.get(f"{name}_interval")
         if spread is not None:
             text += f" ± {_cell(spread, 2)}"
         return markup.Markdown(text if interval is None else f"{text} ({_cell(interval)})")
