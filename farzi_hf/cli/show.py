@@ -55,7 +55,6 @@ def command(argv: Sequence[str]) -> None:
 
 def facts(farzi: FarziData) -> dict[str, str]:
     """The facts of a summary: its source, its size, and the settings to train on it."""
-<<<<<<< HEAD
     config = farzi.config
     metrics = farzi.results.metrics
     recipe = farzi.results.recipe
@@ -65,73 +64,35 @@ def facts(farzi: FarziData) -> dict[str, str]:
     words = farzi.forms.labels.words(inputs, farzi.vocabulary, farzi.nbytes)
     settings = ", ".join(f"{name} {value}" for name, value in (config.inner or {}).items())
     rows = {
-=======
-    config, metrics, recipe = farzi.config, farzi.results.metrics, farzi.results.recipe
-    learner, unnamed = (
-        recipe.get("learner"),
-        "" if farzi.processing_class is not None else ", without names",
-    )
-    made = {
-        "sequences × positions": f"{config.num_sequences:,} × {config.sequence_length:,}",
-        "numbers per position": (
-            f"{sum(config.shapes[name][-1] for name in config.learnt if name in PER_SEQUENCE):,}"
-        ),
-    }
-    if farzi.carried is not None:
-        form = INPUTS[config.inputs]
-        count, stored = (
-            sum(x.numel() for x in farzi.teacher.parameters()),
-            STORAGES[config.storage].description,
-        )
-        made = {
-            "teacher": (
-                f"{farzi.teacher.config.model_type}, {count:,} numbers"
-                + (f": {stored}" if stored else "")
-            ),
-            "inputs": (
-                f"{form.words}, {'any number of' if form.source else f'{config.num_sequences:,}'}"
-                f" rows of {config.sequence_length}"
-            ),
-            "labels": "what the teacher predicts after each id",
-        }
-    of_data = {
-        name: f"{value:,}{words}"
-        for name, words in (
-            ("data_bytes", ""),
-            ("data_bytes_flat", " in flat bits"),
-            ("data_bytes_after_xz", " after xz -9"),
-        )
-        if isinstance(value := metrics.get(name), int)
-    }
-    known = {
->>>>>>> counted
         "distilled from": metrics.get("dataset") or recipe.get("dataset"),
         "with a learner": learner.get("model_type") if isinstance(learner, dict) else None,
         **words.short,
         "vocabulary": f"{config.vocab_size:,} entries{unnamed}",
-<<<<<<< HEAD
         words.short_size: f"{farzi.nbytes:,}",
         "bytes of the data": _bytes_of_data(metrics),
         "to be trained with": settings or None,
-=======
-        "bytes" if farzi.carried is None else "bytes to keep": f"{farzi.nbytes:,}",
-        "bytes of the data": "; ".join(of_data.values()) if "data_bytes" in of_data else None,
-        "to be trained with": (
-            ", ".join(f"{name} {value}" for name, value in (config.inner or {}).items()) or None
-        ),
->>>>>>> counted
     }
     return {name: str(value) for name, value in rows.items() if value is not None}
 
 
+_SIZES = {
+    "data_bytes": "",
+    "data_bytes_flat": " in flat bits",
+    "data_bytes_after_xz": " after xz -9",
+}
+"""The figures of the size of the data, and how they are told apart."""
+
+
 def _bytes_of_data(metrics: Mapping[str, Any]) -> str | None:
-    """The size of the data, and of what a packer leaves of it."""
-    data = metrics.get("data_bytes")
-    packed = metrics.get("data_bytes_after_xz")
-    if not isinstance(data, int):
+    """The sizes of the data, as several ways store them."""
+    if not isinstance(metrics.get("data_bytes"), int):
         return None
-    after = f"; {packed:,} after xz -9" if isinstance(packed, int) else ""
-    return f"{data:,}{after}"
+    sizes = [
+        f"{metrics[name]:,}{words}"
+        for name, words in _SIZES.items()
+        if isinstance(metrics.get(name), int)
+    ]
+    return "; ".join(sizes)
 
 
 def positions(
