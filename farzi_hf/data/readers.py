@@ -25,14 +25,13 @@ from farzi_hf.common.text import reason, terminal_text
 from farzi_hf.data.columns import NAMES, NONE, Columns, Given, columns_of, lists_items
 from farzi_hf.data.files import (
     DataUnavailableError,
-    arrow_batches,
     find_files,
-    of_json,
     own_splits,
 )
 from farzi_hf.data.item_lists import is_list, is_text, item_a_row, lists_of
 from farzi_hf.data.layout import RATINGS, Layout, layout_of
 from farzi_hf.data.opening import UnusableFileError, ending, opened, utf8
+from farzi_hf.data.rows import arrow_batches, of_json
 from farzi_hf.data.sequences import SPLITS
 
 logger = logging.getLogger(__name__)
