@@ -174,14 +174,16 @@ class Run:
     def facts(self) -> dict[str, Any]:
         """Facts about the distillation."""
         trainer, args, train = self.trainer, self.args, self.comparison.splits["train"]
+        stored = self.comparison.stored_bytes(train)
         return {
             "dataset": self.data.settings.dataset,
             "vocabulary": trainer.learner.vocab_size,
             "learner_parameters": sum(p.numel() for p in trainer.learner.model.parameters()),
             "summary_parameters": sum(p.numel() for p in trainer.model.parameters()),
             "tokens_per_inner_step": self.comparison.tokens_per_step,
-            "data_bytes": self.comparison.nbytes(train),
-            "data_bytes_after_xz": self.comparison.compressed_nbytes(train),
+            "data_bytes": stored.least,
+            "data_bytes_flat": stored.flat,
+            "data_bytes_after_xz": stored.xz,
             "inner_steps": args.inner_steps,
             "outer_steps": trainer.state.global_step,
             "distillation_seconds": self.seconds,

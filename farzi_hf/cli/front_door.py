@@ -119,11 +119,26 @@ class FrontDoor:
         there, a config for `farzi distil`.
         """
         transformers.utils.logging.disable_progress_bar()  # of files that trials write and read
+        to_stderr(self.counted())
         to_stderr(f"{self.data.description}\nTrials and the summary go to {self.folder}")
         found = self.search.run()
         self.settings.learner = found.learner
         save_text(self.config(found), self.folder / CONFIG)
         return found
+
+    def counted(self) -> str:
+        """What counting alone has on the validation part, in words: it takes seconds, and students
+        have to be better.
+        """
+        task, validation = self.data.task, self.search.validation
+        parts = (self.splits["train"], validation, validation)
+        rows = task.count(*parts, self.search.vocab_size)
+        best = min(rows, key=lambda row: task.error(row.statistics))
+        figure = task.headline(task.metrics(best.statistics))
+        return (
+            f"Counting alone, {best.seconds:.1f} s: {best.method}: {figure} on the validation part."
+            f" A student has to beat it; farzi count keeps it"
+        )
 
     def config(self, found: Suggestion) -> str:
         """The choice as a YAML config, with the reasons as comments."""

@@ -75,14 +75,24 @@ def facts(farzi: FarziData) -> dict[str, str]:
     return {name: str(value) for name, value in rows.items() if value is not None}
 
 
+_SIZES = {
+    "data_bytes": "",
+    "data_bytes_flat": " in flat bits",
+    "data_bytes_after_xz": " after xz -9",
+}
+"""The figures of the size of the data, and how they are told apart."""
+
+
 def _bytes_of_data(metrics: Mapping[str, Any]) -> str | None:
-    """The size of the data, and of what a packer leaves of it."""
-    data = metrics.get("data_bytes")
-    packed = metrics.get("data_bytes_after_xz")
-    if not isinstance(data, int):
+    """The sizes of the data, as several ways store them."""
+    if not isinstance(metrics.get("data_bytes"), int):
         return None
-    after = f"; {packed:,} after xz -9" if isinstance(packed, int) else ""
-    return f"{data:,}{after}"
+    sizes = [
+        f"{metrics[name]:,}{words}"
+        for name, words in _SIZES.items()
+        if isinstance(metrics.get(name), int)
+    ]
+    return "; ".join(sizes)
 
 
 def positions(

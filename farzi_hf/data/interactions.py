@@ -287,12 +287,18 @@ def _say_left_out(
     rows, users, items = (was - now for was, now in zip(before, after, strict=True))
     if not rows:
         return
+    said = [
+        f"{left_out:,} of {read:,} {what}"
+        for left_out, read, what in ((users, before[1], "users"), (items, before[2], "items"))
+        if left_out
+    ]
     of_items = f" and min_item_interactions={least[1]}" if least[1] > 1 else ""
     logger.warning(
-        "%s: %s of %s users and %s of %s items are left out, with %s of %s rows, because of"
-        " min_interactions=%d%s",
+        "%s: %s are left out, with %s of %s rows, because of min_interactions=%d%s",
         terminal_text(source),
-        *(f"{number:,}" for number in (users, before[1], items, before[2], rows, before[0])),
+        " and ".join(said),
+        f"{rows:,}",
+        f"{before[0]:,}",
         least[0],
         of_items,
     )

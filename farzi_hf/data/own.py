@@ -131,8 +131,8 @@ def _are_interactions(files: Mapping[str, list[Path]], source: str | Path) -> bo
             if is_table(path):
                 raise ValueError(
                     f"{path} looks like a table without the names of its columns: write them in its"
-                    " first line, such as user,item,timestamp, or give task=text if its lines are"
-                    " texts"
+                    " first line, such as user,item,timestamp, or choose --task text if its lines"
+                    " are texts"
                 )
     return bool(holding)
 

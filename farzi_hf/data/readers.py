@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 INTEGER = r"\A(0|-?[1-9][0-9]*)\z"
 _WRITTEN_OTHERWISE = r"\A\s*[+]?0*([0-9]+?)(\.0*)?\s*\z"  # 01, 1.0, +1 or a blank before it
 
+_AMAZONS_USER = r"\A[A][0-9A-Z]+\z"
 _NOT_IN_A_LINE = "\x1e"  # in place of what divides cells
 _AS_TEXT = csv.ConvertOptions(column_types={"line": pa.string()})
 
@@ -286,17 +287,19 @@ def _users_first(table: pa.Table, path: Path, layout: Layout) -> pa.Table:
     """A table without a header: Amazon's, with user and item in either order; or with numbers, the
     user first.
     """
-    of_user = r"\A(A[0-9A-Z]+|[0-9]+)\z"  # Amazon's users begin with A, its items do not
-    are_users = [
-        pc.all(pc.match_substring_regex(table[name].cast(pa.string()), of_user)).as_py()
-        for name in NAMES[:2]
-    ]
-    if len(table) and not any(are_users):
-        header = layout.mark.join(layout.form.names)
-        raise ValueError(f"{path} does not say which column holds the users: add the line {header}")
-    if are_users[0] or not len(table):
+    users, items = (table[name] for name in NAMES[:2])
+    are_numbers = pa.types.is_integer(users.type) and pa.types.is_integer(items.type)
+    if not len(table) or are_numbers or _are_amazons_users(users):
         return table
-    return table.select([1, 0, 2]).rename_columns(NAMES)
+    if _are_amazons_users(items):
+        return table.select([1, 0, 2]).rename_columns(NAMES)
+    header = layout.mark.join(layout.form.names)
+    raise ValueError(f"{path} does not say which column holds the users: add the line {header}")
+
+
+def _are_amazons_users(ids: pa.ChunkedArray) -> bool:
+    """Users of Amazon begin with A, items do not."""
+    return is_text(ids.type) and pc.all(pc.match_substring_regex(ids, _AMAZONS_USER)).as_py()
 
 
 def _read_lists(path: Path, layout: Layout) -> pa.Table:

@@ -37,7 +37,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from farzi_hf.common.files import checksums, differences, exclusive, load_record, save_record
 from farzi_hf.common.text import as_written, json_text, numbers_of
 from farzi_hf.data import flatten_sequences, random_sequences
-from farzi_hf.data.sequences import id_bits
+from farzi_hf.data.coding import stored_bytes
 from farzi_hf.data.streams import described
 from farzi_hf.distillation import FarziConfig, FarziTrainer, Learner
 from farzi_hf.distillation.learner import Parameters
@@ -206,7 +206,7 @@ class Search:
         self.learners = (
             [dict(self.learner)] if self.learner is not None else list(self.task.learners)
         )
-        ids, lengths = flatten_sequences(self.splits["train"])
+        lengths = flatten_sequences(self.splits["train"])[1]
         self.vocab_size = self.task.learner_config(self.learners[0], 8).vocab_size
         # Of items, for nineteen users of twenty. Text is tested at all positions, so students read
         # all but those of two ids in a thousand.
@@ -220,7 +220,7 @@ class Search:
         )
         self.length = self.fixed.get("sequence_length", next(long_enough, max(10, most)))
         self.mean = float(min(lengths.mean(), self.length))
-        self.most = int(self.most or -(-len(ids) * id_bits(self.vocab_size) // 8))
+        self.most = int(self.most or stored_bytes(self.splits["train"], self.vocab_size).least)
         self.minutes = self.minutes or (10.0 if self.vocab_size <= 5000 else 30.0)
         self.shares = _SHARES if len(self.learners) > 1 else {**_SHARES, **_ALONE}
         some, held_out = max(20, int(_IDS / self.mean)), self.splits["validation"]

@@ -571,9 +571,10 @@ class FarziData(nn.Module):
         """
         with tempfile.TemporaryDirectory() as folder:
             metrics = self.write_published(Path(folder), **artefact).metrics
-            if warning := metrics.get("memory_warning"):
-                found = terminal_text(f"{warning} {metrics.get('memory', '')}", 1000)
-                logger.warning("%s Whoever reads %s can look for them.", found, repo_id)
+            warning = metrics.get("memory_warning")
+            if warning:
+                said = terminal_text(f"{warning} {metrics.get('memory', '')}", 1000)
+                logger.warning("%s Whoever reads %s can look for them.", said, repo_id)
             return upload_artefact(Path(folder), repo_id, private, revision, token, commit_message)
 
     def write_published(self, folder: Path, show_rows: bool = False, **artefact: Any) -> Results:

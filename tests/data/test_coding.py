@@ -24,10 +24,7 @@ def id_by_id(rows: list[list[int]], order: int, scale: int) -> float:
     counts = defaultdict(lambda: defaultdict(int))
 
     def probability(context: tuple, token: int) -> float:
-        if len(context) > 0:
-            lower = probability(context[1:], token)
-        else:
-            lower = 1 / V
+        lower = probability(context[1:], token) if context else 1 / V
         followers = counts[context]
         if not followers:
             return lower

@@ -117,6 +117,8 @@ class InnerSoap(InnerAdamW):
         w_out, m_out, v_out, *means_and_turns_out = out
         beta1, beta2 = self.betas
         a, e, _ = self._corrected(t, lr)
+        new_share = 1.0 if t == 1 else 1 - beta2  # of the means R and L
+        is_turned_now = t <= _FIRST_STEPS or t % _TURN_EVERY == 0
 
         def matrix(x: Tensor) -> Tensor:
             """A flat buffer as a matrix, in the precision of the turns."""
@@ -125,11 +127,12 @@ class InnerSoap(InnerAdamW):
         G = matrix(g)
         turns = {}
         for i, side in enumerate(self._sides):
-            R, Q = means_and_turns[2 * i : 2 * i + 2]  # or L and P
+            # Those of the columns; those of the rows are L and P.
+            R, Q = means_and_turns[2 * i : 2 * i + 2]
             R_out, Q_out = means_and_turns_out[2 * i : 2 * i + 2]
             X = G if side == -1 else G.mT
-            R = torch.lerp(R, X.mT @ X, 1 - beta2 if t > 1 else 1.0, out=R_out)  # (1)
-            if t <= _FIRST_STEPS or t % _TURN_EVERY == 0:
+            R = torch.lerp(R, X.mT @ X, new_share, out=R_out)  # (1)
+            if is_turned_now:
                 ridge = _RIDGE * R.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
                 Q = torch.linalg.qr(R @ Q + ridge * Q).Q  # (2)
             turns[side] = Q_out.copy_(Q)

@@ -19,26 +19,23 @@ A form is a class in a file of its own: its tensors, its batches, how it is read
 every word that a card, a page or a table says about it. `base` lists what a form has to say.
 """
 
-from farzi_hf.summary.forms.base import (
-    SHOWN,
-    Forms,
-    Inputs,
-    InputWords,
-    Labels,
-    LabelWords,
-    Part,
-    Position,
-    Table,
-    Tensors,
-    device_of,
-)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farzi_hf.summary.forms.base import Inputs, Labels, Part, Position, Table, Tensors
 from farzi_hf.summary.forms.drawn import DrawnInputs
 from farzi_hf.summary.forms.own import OwnLabels
+from farzi_hf.summary.forms.pair import Forms, device_of
 from farzi_hf.summary.forms.shared import SharedLabels
 from farzi_hf.summary.forms.soft import SoftInputs
 from farzi_hf.summary.forms.teacher import TeacherLabels
 from farzi_hf.summary.forms.tokens import TokenInputs
+from farzi_hf.summary.forms.words import SHOWN, InputWords, LabelWords
 from farzi_hf.summary.forms.written import WrittenInputs
+
+if TYPE_CHECKING:
+    from farzi_hf.summary.config import FarziDataConfig
 
 INPUTS: dict[str, type[Inputs]] = {
     form.name: form for form in (SoftInputs, TokenInputs, DrawnInputs, WrittenInputs)
@@ -51,12 +48,12 @@ LABELS: dict[str, type[Labels]] = {
 """By the name that `FarziDataConfig.labels` gives them."""
 
 
-def forms_of(config) -> Forms:
+def forms_of(config: FarziDataConfig) -> Forms:
     """The forms of a summary with that config."""
     return Forms(INPUTS[config.inputs](config), LABELS[config.labels](config))
 
 
-def parts_of(config) -> dict[str, Part]:
+def parts_of(config: FarziDataConfig) -> dict[str, Part]:
     """The tensors of a summary with that config by name, in the order of the file."""
     return {**INPUTS[config.inputs].parts(config), **LABELS[config.labels].parts(config)}
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.endless import EndlessRows, RowsDataset
+from farzi_hf.summary.forms.words import InputWords, LabelWords
 from farzi_hf.summary.initialization import Start
 from farzi_hf.summary.origins import Origin
 from farzi_hf.summary.soft_tokens import SoftTokens
@@ -42,10 +43,6 @@ Position = dict[str, Any]
 
 Likeliest = Callable[[Sequence[Any], Sequence[float]], str]
 """Writes tokens and their probabilities into one cell of a table."""
-
-
-SHOWN = 500
-"""Sequences of the page to browse: it should open at once."""
 
 
 @dataclass(frozen=True)
@@ -102,84 +99,6 @@ class Table:
 
     rows: Callable[[], pa.Table]
     """Makes the table. A card needs name and comment alone."""
-
-
-@dataclass(frozen=True)
-class InputWords:
-    """What is said of the inputs of one summary. No word has a default."""
-
-    positions: str
-    """What a sequence consists of: "soft tokens" of "4 sequences of 5 soft tokens"."""
-
-    position: str
-    """A sentence that tells what the input of one position is."""
-
-    rows: str
-    """The end of "Inputs are …": what rows a student reads, and how many there are."""
-
-    short: str
-    """The rows in a few words, for `farzi show`."""
-
-    facts: Mapping[str, Any]
-    """Rows of the card's table of facts, by name: how many rows there are, and what they are."""
-
-    excerpt: str
-    """A sentence before the first rows as text on the card: what it prints of them."""
-
-    first_positions: str
-    """A line before the card's table of positions."""
-
-    first_row: str
-    """The title of a figure of the first row."""
-
-    numbers: int
-    """How many numbers of one position alone are learnt."""
-
-    figures: Sequence[tuple[str, float]]
-    """Names and values in the head of the page to browse."""
-
-    legend: str
-    """What a box of that page shows."""
-
-
-@dataclass(frozen=True)
-class LabelWords:
-    """What is said of a summary as a whole, which its labels decide. No word has a default."""
-
-    tags: Sequence[str]
-    """Of the dataset repository."""
-
-    title: str
-    """Of the card, with the name of the data behind it."""
-
-    description: str
-    """The paragraph below the title, in Markdown."""
-
-    browse: str
-    """A sentence on the page to browse, at the end of that paragraph."""
-
-    training: str | None
-    """How to train on the summary, in Markdown; None where `FarziData.collator` and the stock
-    Trainer are the way, and the card has code for that.
-    """
-
-    needs: str
-    """A sentence, without its end, on what a student needs that trains on it."""
-
-    reading: str
-    """A sentence on what readers miss who see tokens alone."""
-
-    size: str
-    """What the bytes of the summary are, in the card's table."""
-
-    short_size: str
-    """The same for `farzi show`."""
-
-    facts: Mapping[str, Any]
-    """Rows of the card's table of facts, by name: what the labels are."""
-
-    short: Mapping[str, str]
-    """What the summary consists of, by name, for `farzi show`."""
 
 
 class Form(ABC):
@@ -551,85 +470,3 @@ class Labels(Form):
     @abstractmethod
     def commands(self, repo: str) -> list[str]:
         """What to type in a terminal to use such a summary, for the card."""
-
-
-class Forms:
-    """What one summary is made of: its inputs and its labels.
-
-    Functions take the tensors of the summary, as `FarziData.tensors` gives them, so that a
-    distillation can differentiate in them.
-
-    Args:
-        inputs: what a student reads.
-        labels: what it should predict.
-    """
-
-    def __init__(self, inputs: Inputs, labels: Labels) -> None:
-        self.inputs = inputs
-        self.labels = labels
-        self.config = inputs.config
-        self.parts = {**inputs.parts(self.config), **labels.parts(self.config)}
-        """The tensors of the summary by name, in the order of the file."""
-        self._per_sequence = [name for name, part in self.parts.items() if part.is_per_sequence]
-
-    def batch(
-        self, tensors: Tensors, rows: Tensor | slice
-    ) -> tuple[SoftTokens | Tensor, SoftTokens]:
-        """Inputs and targets of sequences: `Inputs.batch` and `Labels.batch`."""
-        inputs = self.inputs.batch(tensors, rows)
-        return inputs, self.labels.batch(tensors, rows, inputs)
-
-    def count(self, tensors: Tensors) -> int:
-        """The sequences in these tensors."""
-        for name in self._per_sequence:
-            return len(tensors[name])
-        return self.config.num_sequences
-
-    def rows_of(self, tensors: Tensors, rows: Tensor | slice) -> dict[str, Tensor]:
-        """The summary of the sequences `rows (n,)` alone, differentiable in the whole one."""
-        return {name: x[rows] if name in self._per_sequence else x for name, x in tensors.items()}
-
-    def endless(
-        self, tensors: Tensors, seed: int | None = None, length: int | None = None
-    ) -> EndlessRows | None:
-        """See `FarziData.endless`."""
-        seed = self.config.seed if seed is None else seed
-        length = self.config.sequence_length if length is None else length
-        return self.inputs.endless(tensors, self.labels, seed, length)
-
-    # -- the stock Trainer -------------------------------------------------------------------------
-
-    def on_cpu(self) -> Forms:
-        """The same for a process that has no other device."""
-        return Forms(self.inputs, self.labels.on_cpu())
-
-    def shared(self, tensors: Tensors) -> dict[str, Tensor]:
-        """The tensors that all rows share, for a collator: copies on the CPU."""
-        return {**self.inputs.shared(tensors), **self.labels.shared(tensors)}
-
-    def knows(self, values: Tensor, row: Row) -> bool:
-        """Whether this is a row of the summary, with `values` for its `input_ids`. Others are rows
-        of ids to evaluate on.
-        """
-        return self.inputs.knows(values) and self.labels.knows(row)
-
-    # -- reading -----------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def decode(
-        self, tensors: Tensors, rows: Tensor | slice, names: Sequence[Any], top_k: int
-    ) -> list[list[Position]]:
-        """What the positions of sequences say, and their labels; see `FarziData.decode`."""
-        sequences = self.inputs.decode(tensors, rows, names, top_k)
-        labels = self.labels.decode(tensors, rows, self.inputs, names, top_k)
-        if labels is None:
-            return sequences
-        return [
-            [position | label for position, label in zip(sequence, its_labels, strict=True)]
-            for sequence, its_labels in zip(sequences, labels, strict=True)
-        ]
-
-
-def device_of(tensors: Tensors) -> torch.device:
-    """The device of a summary's tensors."""
-    return next(iter(tensors.values())).device

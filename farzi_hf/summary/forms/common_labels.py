@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from farzi_hf.summary.forms.base import InputWords, Labels, LabelWords, Likeliest, Position, Table
+from farzi_hf.summary.forms.base import Labels, Likeliest, Position, Table
+from farzi_hf.summary.forms.words import InputWords, LabelWords
 
 if TYPE_CHECKING:
     from farzi_hf.summary.config import FarziDataConfig

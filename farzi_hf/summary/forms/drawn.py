@@ -8,8 +8,9 @@ from torch import Tensor
 
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.endless import DrawnRows
-from farzi_hf.summary.forms.base import InputWords, Labels, Part, Tensors, equal_shares
+from farzi_hf.summary.forms.base import Labels, Part, Tensors, equal_shares
 from farzi_hf.summary.forms.common_inputs import ID_LEGEND, EndlessInputs
+from farzi_hf.summary.forms.words import InputWords
 from farzi_hf.summary.initialization import Shares
 from farzi_hf.summary.origins import DRAWN
 from farzi_hf.summary.reading import check_shares

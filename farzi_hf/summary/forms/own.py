@@ -17,8 +17,6 @@ from farzi_hf.data import Vocabulary
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.summary.forms.base import (
     Inputs,
-    InputWords,
-    LabelWords,
     Likeliest,
     Part,
     Position,
@@ -36,6 +34,7 @@ from farzi_hf.summary.forms.common_labels import (
     refuse_teacher,
     terminal_cells_of_label,
 )
+from farzi_hf.summary.forms.words import InputWords, LabelWords
 from farzi_hf.summary.reading import check_product, likeliest_entries
 from farzi_hf.summary.soft_tokens import SoftTokens, soft_tokens
 from farzi_hf.summary.store.columns import list_column

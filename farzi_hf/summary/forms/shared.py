@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from farzi_hf.data import Vocabulary
-from farzi_hf.summary.forms.base import (
-    Inputs,
-    InputWords,
-    LabelWords,
-    Likeliest,
-    Part,
-    Position,
-    Row,
-    Table,
-    Tensors,
-)
+from farzi_hf.summary.forms.base import Inputs, Likeliest, Part, Position, Row, Table, Tensors
 from farzi_hf.summary.forms.common_labels import (
     BY_OUTER_STEPS,
     StoredLabels,
@@ -26,6 +16,7 @@ from farzi_hf.summary.forms.common_labels import (
     refuse_label_dim,
     refuse_teacher,
 )
+from farzi_hf.summary.forms.words import InputWords, LabelWords
 from farzi_hf.summary.soft_tokens import SoftTokens
 
 if TYPE_CHECKING:

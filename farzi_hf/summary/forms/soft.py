@@ -12,16 +12,9 @@ from torch import Tensor
 
 from farzi_hf.common.settings import setting
 from farzi_hf.data import Vocabulary
-from farzi_hf.summary.forms.base import (
-    InputWords,
-    Likeliest,
-    Part,
-    Position,
-    Table,
-    Tensors,
-    normal,
-)
+from farzi_hf.summary.forms.base import Likeliest, Part, Position, Table, Tensors, normal
 from farzi_hf.summary.forms.common_inputs import StoredInputs, input_cells
+from farzi_hf.summary.forms.words import InputWords
 from farzi_hf.summary.initialization import CONCENTRATION, INITIALIZATIONS
 from farzi_hf.summary.reading import check_product, likeliest_entries
 from farzi_hf.summary.soft_tokens import SoftTokens, soft_tokens

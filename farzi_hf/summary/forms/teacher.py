@@ -18,11 +18,8 @@ from transformers import PreTrainedModel
 
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.forms.base import (
-    SHOWN,
     Inputs,
-    InputWords,
     Labels,
-    LabelWords,
     Likeliest,
     Part,
     Position,
@@ -41,6 +38,7 @@ from farzi_hf.summary.forms.common_labels import (
     same_entries,
     terminal_cells_of_label,
 )
+from farzi_hf.summary.forms.words import SHOWN, InputWords, LabelWords
 from farzi_hf.summary.reading import likeliest_entries
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.store.tensor_file import STORAGES, TEACHER

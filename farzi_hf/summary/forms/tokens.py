@@ -10,8 +10,9 @@ from torch import Tensor
 
 from farzi_hf.common.settings import setting
 from farzi_hf.data import Vocabulary
-from farzi_hf.summary.forms.base import InputWords, Part, Table, Tensors, any_ids
+from farzi_hf.summary.forms.base import Part, Table, Tensors, any_ids
 from farzi_hf.summary.forms.common_inputs import ID_LEGEND, IdInputs, StoredInputs
+from farzi_hf.summary.forms.words import InputWords
 from farzi_hf.summary.initialization import INPUT_SEQUENCES
 from farzi_hf.summary.reading import check_ids
 from farzi_hf.summary.store.columns import list_column

@@ -31,6 +31,7 @@ begin with where a summary has none.
 OF_THE_DATA = (
     "dataset",
     "data_bytes",
+    "data_bytes_flat",
     "data_bytes_after_xz",
     "data_sequences",
     "licence",
@@ -58,8 +59,9 @@ def render_card(
         contents: of the artefact.
         metrics: figures and facts by name. The card lists all of them. These have a place of their
             own: `table`, a list of rows (dicts) in which `x_std` and `x_interval` go into the cell
-            of `x`; `dataset`, `data_bytes`, `data_bytes_after_xz` and `data_sequences` of what was
-            distilled; `split`, what was held out; `learner_parameters`; `distillation_seconds` and
+            of `x`; `dataset` and `data_sequences` of what was distilled, and its bytes:
+            `data_bytes` that one must keep, `data_bytes_flat` in flat bits, `data_bytes_after_xz`;
+            `split`, what was held out; `learner_parameters`; `distillation_seconds` and
             `device`; `student_seconds` of one training on the summary; `verdict`, whether it is
             worth it, a line each; `full_data_seconds` and `full_data_steps` of one on the full data
             that gets as good; `privacy`, in place of the words that say that nothing was done;
@@ -202,7 +204,8 @@ def _learner_code(
     """Python that makes the learner's config: sizes that follow from the summary, and the fields
     that differ from their class's defaults.
     """
-    kind, sizes = learner["model_type"], sizes_of(learner, config, vocabulary)
+    kind = learner["model_type"]
+    sizes = sizes_of(learner, config, vocabulary)
     of_class = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None  # noqa: SIM401
     default = {"dtype": "float32"}  # a class leaves it open
     changed = {
@@ -215,30 +218,23 @@ def _learner_code(
     def argument(name: str, value: Any) -> str:
         # In ASCII: Python normalises other names, and two could become equal.
         plain = name.isidentifier() and name.isascii() and not iskeyword(name)
-        return (
-            f"{name}={markup.python_literal(value)}"
-            if plain
-            else f"**{markup.python_literal({name: value})}"
-        )
+        if plain:
+            return f"{name}={markup.python_literal(value)}"
+        return f"**{markup.python_literal({name: value})}"
 
-    arguments = [
-        markup.python_literal(kind),
-        *(argument(name, value) for name, value in {**sizes, **changed}.items()),
-    ]
-    return (
-        "config = AutoConfig.for_model(\n" + "".join(f"    {part},\n" for part in arguments) + ")"
-    )
+    arguments = [markup.python_literal(kind)]
+    arguments += [argument(name, value) for name, value in {**sizes, **changed}.items()]
+    lines = "".join(f"    {each},\n" for each in arguments)
+    return f"config = AutoConfig.for_model(\n{lines})"
 
 
 def _with_spread(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows with `x ± x_std (x_interval)` in one cell."""
 
     def cell(row: Mapping[str, Any], name: str) -> Any:
-        text, spread, interval = (
-            _cell(row[name]),
-            row.get(f"{name}_std"),
-            row.get(f"{name}_interval"),
-        )
+        text = _cell(row[name])
+        spread = row.get(f"{name}_std")
+        interval = row.get(f"{name}_interval")
         if spread is not None:
             text += f" ± {_cell(spread, 2)}"
         return markup.Markdown(text if interval is None else f"{text} ({_cell(interval)})")

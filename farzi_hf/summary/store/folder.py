@@ -110,11 +110,11 @@ class ArtefactFolder:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.names = folder, [TENSORS, CONFIG]
+        self.folder = folder
+        self.names = [TENSORS, CONFIG]
         self._committed = find_file(folder, f"{_COMMITTED}/{TENSORS}") is not None
-        self.names = list(
-            dict.fromkeys([*filter(pattern_of, listed_files(self.path(TENSORS))), CONFIG, TENSORS])
-        )
+        listed = filter(pattern_of, listed_files(self.path(TENSORS)))
+        self.names = list(dict.fromkeys([*listed, CONFIG, TENSORS]))
         self.path(CONFIG)
 
     def find(self, name: str) -> Path | None:
@@ -128,7 +128,8 @@ class ArtefactFolder:
 
     def path(self, name: str) -> Path:
         """Where the file `name` lies."""
-        if (path := self.find(name)) is None:
+        path = self.find(name)
+        if path is None:
             raise FileNotFoundError(
                 f"{str(self.folder)!r} has no {name}, so it is not a Farzi summary; name one that"
                 " save_pretrained has written"
@@ -155,8 +156,8 @@ def read_artefact(folder: Path, read: Callable[[ArtefactFolder], T]) -> T:
     """
 
     def state() -> list[tuple[int, int] | None]:
-        found = [status_of(path) for path in (folder / _COMMITTED / TENSORS, folder / TENSORS)]
-        return [facts and (facts.st_ino, facts.st_mtime_ns) for facts in found]
+        paths = (folder / _COMMITTED / TENSORS, folder / TENSORS)
+        return [facts and (facts.st_ino, facts.st_mtime_ns) for facts in map(status_of, paths)]
 
     before = state()
     try:
@@ -213,14 +214,14 @@ def replace_files(folder: Path, write: Callable[[Path], None], tensors: dict[str
 
 def _move_into_place(folder: Path) -> None:
     """Ends the state `committed`, if the folder is in it. It can be interrupted and repeated."""
-    if new := _listed(folder, f"{_COMMITTED}/{TENSORS}"):
+    new = _listed(folder, f"{_COMMITTED}/{TENSORS}")
+    if new:
         check_destination(folder, new)
         for name in _listed(folder, TENSORS) - new:
             (folder / name).unlink(missing_ok=True)
         for name in [*new, TENSORS]:
-            if (
-                source := find_file(folder, f"{_COMMITTED}/{name}")
-            ) is not None:  # else it was moved before
+            source = find_file(folder, f"{_COMMITTED}/{name}")
+            if source is not None:  # else it was moved before
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(source, folder / name)
     _remove(folder / _COMMITTED)
@@ -238,9 +239,8 @@ def check_destination(folder: Path, names: Collection[str] = (CONFIG, CARD, VIEW
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"folder={str(folder)!r} is a file; name a folder to save the summary in")
     owned = _listed(folder, TENSORS) | _listed(folder, f"{_COMMITTED}/{TENSORS}")
-    for name in sorted(
-        {*names, *owned}
-    ):  # the old files too: none is replaced or removed through a link
+    # The old files too: none is replaced or removed through a link.
+    for name in sorted({*names, *owned}):
         if find_file(folder, name) is not None and name not in owned:
             raise ValueError(
                 f"folder={str(folder)!r} has a {name} but no {TENSORS} that claims it; choose"
@@ -277,8 +277,5 @@ def _remove(folder: Path) -> None:
 
 def _files(folder: Path) -> list[Path]:
     """The plain files under `folder`, without those behind links."""
-    found = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
-    return sorted(path for path in found if path.is_file() and not path.is_symlink())
-
-
-# -- one writer, and whole files -------------------------------------------------------------------
+    paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    return sorted(path for path in paths if path.is_file() and not path.is_symlink())

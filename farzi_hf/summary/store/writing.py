@@ -43,25 +43,24 @@ _LIKELIEST = 12  # entries of each position of the page to browse
 
 @dataclass(frozen=True)
 class Results:
-    """The parts of an artefact beside the summary itself.
-
-    Attributes:
-        metrics: figures and facts, see `card.render_card`; `metrics.json`. Anything JSON can hold.
-        recipe: everything needed to distil the summary again; `recipe.yaml`. Anything JSON can
-            hold.
-        plots: the contents of image files by name; the folder `plots`.
-    """
+    """The parts of an artefact beside the summary itself."""
 
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Figures and facts, see `card.render_card`; `metrics.json`. Anything JSON can hold."""
+
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    """Everything needed to distil the summary again; `recipe.yaml`. Anything JSON can hold."""
+
     plots: Mapping[str, bytes] = field(default_factory=dict)
+    """The contents of image files by name; the folder `plots`."""
 
     def published(self) -> Results:
         """What goes to others: of the plots those that are plain images. A warning names the rest.
         Other kinds of files, such as SVG, can hold programs.
         """
         plots = {name: content for name, content in self.plots.items() if is_image(name, content)}
-        if left_out := sorted(self.plots.keys() - plots.keys()):
+        left_out = sorted(self.plots.keys() - plots.keys())
+        if left_out:
             logger.warning(
                 "%s: not published; only images in PNG and JPEG are.", terminal_text(left_out)
             )
@@ -138,15 +137,14 @@ def load_results(artefact: ArtefactFolder) -> Results:
     """The metrics, recipe and plots of an artefact; a ValueError where a file holds something else,
     or is too large.
     """
-    metrics, recipe = (
-        (
-            {}
-            if (path := artefact.find(name)) is None
-            else parse_mapping(artefact.read(name), path, kind)
-        )
-        for name, kind in ((layout.METRICS, "JSON"), (layout.RECIPE, "YAML"))
-    )
-    metrics, of_recipe = numbers_of(metrics), str(artefact.folder / layout.RECIPE)
+
+    def mapping(name: str, kind: str) -> dict[str, Any]:
+        path = artefact.find(name)
+        return {} if path is None else parse_mapping(artefact.read(name), path, kind)
+
+    metrics = numbers_of(mapping(layout.METRICS, "JSON"))
+    recipe = mapping(layout.RECIPE, "YAML")
+    of_recipe = str(artefact.folder / layout.RECIPE)
     check_results(metrics, recipe, str(artefact.folder / layout.METRICS), of_recipe)
     for name in {"learner", "teacher"} & recipe.keys():
         recipe[name] = plain_learner(recipe[name], f"{of_recipe}: {name}")
@@ -184,7 +182,8 @@ def read_plots(paths: Sequence[str | os.PathLike]) -> dict[str, bytes]:
 
 def _check_plots(paths: Iterable[Path], source: str) -> None:
     """Raises ValueError if images are together too large to be read."""
-    if (size := sum(path.stat().st_size for path in paths)) > layout.PLOTS_LIMIT:
+    size = sum(path.stat().st_size for path in paths)
+    if size > layout.PLOTS_LIMIT:
         raise ValueError(
             f"{source} has images of {size:,} bytes, more than the {layout.PLOTS_LIMIT:,} that are"
             " read; give fewer"
