@@ -147,6 +147,10 @@ def _draw_legend(figure: Figure, colors: Collection[str]) -> None:
 # -- of one distillation ---------------------------------------------------------------------------
 
 
+_LABELS = {"loss": "Outer loss (nats)", "grad_norm": "Meta-gradient norm"}
+"""Of the vertical axes, by what is logged."""
+
+
 def plot_distillation(
     log_history: Rows, path: File, *, metric: str, metric_label: str, **baselines: float
 ) -> None:
@@ -188,10 +192,6 @@ def plot_distillation(
     panels[-1].set_xlabel("Outer step")
     figure.align_ylabels()
     save(figure, path)
-
-
-_LABELS = {"loss": "Outer loss (nats)", "grad_norm": "Meta-gradient norm"}
-"""Of the vertical axes, by what is logged."""
 
 
 def _draw_metric(

@@ -87,6 +87,10 @@ def provenance(c: Comparison, data: TaskData, seed: int) -> dict[str, Any]:
     return {**facts, **PROVENANCES.get(settings.dataset, {})}
 
 
+_MOST_HALVINGS = 4
+"""Of the steps of a training on the full data."""
+
+
 def cost(c: Comparison) -> dict[str, float]:
     """Seconds of two trainings: one on the summary, and one on the full data that is as good on the
     validation split.
@@ -108,10 +112,6 @@ def cost(c: Comparison) -> dict[str, float]:
         if c.validation_error(student) <= error:
             return {**facts, "full_data_seconds": seconds, "full_data_steps": steps_taken}
     return facts
-
-
-_MOST_HALVINGS = 4
-"""Of the steps of a training on the full data."""
 
 
 def _seconds_since(start: float) -> float:
