@@ -51,9 +51,6 @@ class StoredLabels(Labels):
     model = None
     teacher = None
 
-    def commands(self, repo: str) -> list[str]:
-        return commands_of_students(repo)
-
     def words_of_sequences(
         self, inputs: InputWords, of_labels: str, facts: Mapping[str, Any]
     ) -> LabelWords:
