@@ -1,4 +1,4 @@
-"""What kinds of labels have in common: labels of rows that are stored, and the tables of positions."""
+"""What kinds of labels have in common: labels of stored rows, and the tables of positions."""
 
 from __future__ import annotations
 

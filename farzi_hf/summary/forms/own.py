@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 
 class OwnLabels(StoredLabels):
-    """`label_latents (μ, ξ, e)` and `label_decoder (e, V)`: after position j of sequence i a student
-    should predict softmax(label_latents[i, j] @ label_decoder).
+    """`label_latents (μ, ξ, e)` and `label_decoder (e, V)`: a student should predict
+    softmax(label_latents[i, j] @ label_decoder) after position j of sequence i.
     """
 
     name = "own"
