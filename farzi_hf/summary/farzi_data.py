@@ -62,7 +62,8 @@ class FarziData(nn.Module):
     replace random ones; their shapes are those that the config says.
 
     ```python
-    farzi = FarziData(FarziDataConfig(num_sequences=400, sequence_length=50, latent_dim=16, vocab_size=2004))
+    sizes = {"num_sequences": 400, "sequence_length": 50, "latent_dim": 16, "vocab_size": 2004}
+    farzi = FarziData(FarziDataConfig(**sizes))
     farzi(torch.tensor([0, 7]))  # (2, 50, 2004) probabilities
     ```
     """

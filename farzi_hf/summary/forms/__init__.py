@@ -7,12 +7,12 @@ A student reads the input of position j and predicts the label of position j.
 | "soft" (`SoftInputs`) | latents (μ, ξ, d), decoder (d, V) | softmax(latents[i, j] @ decoder / τ) |
 | "tokens" (`TokenInputs`) | input_ids (μ, ξ) | an id, which is not learnt |
 | "drawn" (`DrawnInputs`) | frequencies (V,) | an id, drawn anew in every row |
-| "written" (`WrittenInputs`) | frequencies (V,) | an id that the carried teacher writes after those before |
+| "written" (`WrittenInputs`) | frequencies (V,) | an id that the carried teacher writes |
 
 | labels | tensors | the label of position j |
 |---|---|---|
 | "shared" (`SharedLabels`) | none | the input of position j + 1, as in the paper |
-| "own" (`OwnLabels`) | label_latents (μ, ξ, e), label_decoder (e, V) | softmax(label_latents[i, j] @ label_decoder) |
+| "own" (`OwnLabels`) | label_latents (μ, ξ, e), label_decoder (e, V) | their softmax |
 | "teacher" (`TeacherLabels`) | teacher.… | what a model predicts that the summary carries |
 
 A form is a class in a file of its own: its tensors, its batches, how it is read and stored, and

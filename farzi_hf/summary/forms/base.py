@@ -104,6 +104,9 @@ class Table:
 class Form(ABC):
     """One form of inputs or of labels. An object of it belongs to one summary.
 
+    Some words are attributes of the class, `name = "soft"`, because configs and tables ask for them
+    before there is a summary.
+
     A dataclass `Settings` inside of a form, where it has one, holds the settings of a `FarziConfig`
     that concern this form alone.
 
@@ -114,7 +117,7 @@ class Form(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """In `FarziDataConfig.inputs` or `FarziDataConfig.labels`. The class has it, too."""
+        """In `FarziDataConfig.inputs` or `FarziDataConfig.labels`. An attribute of the class."""
 
     def __init__(self, config: FarziDataConfig) -> None:
         self.config = config
@@ -192,27 +195,27 @@ class Inputs(Form):
     @property
     @abstractmethod
     def row_words(self) -> str:
-        """What a row of a table of results calls them: "drawn ids". The class has them, too."""
+        """What a row of a table of results calls them: "drawn ids". An attribute of the class."""
 
     @property
     @abstractmethod
     def labels_by_default(self) -> str:
-        """The name of the labels that a `FarziConfig` has with such inputs, if it says none. The
-        class has it, too.
+        """The name of the labels that a `FarziConfig` has with such inputs, if it says none. An
+        attribute of the class.
         """
 
     @property
     @abstractmethod
     def start(self) -> str | Start:
         """How they begin in a distillation: a `Start`, or the name of the setting that names one.
-        The class has it, too.
+        An attribute of the class.
         """
 
     @property
     @abstractmethod
     def is_endless(self) -> bool:
         """Whether rows are made, as many as a training asks for. Then μ is the number of rows that
-        are shown. The class has it, too.
+        are shown. An attribute of the class.
         """
 
     @property
@@ -332,30 +335,32 @@ class Labels(Form):
     @property
     @abstractmethod
     def goes_with(self) -> tuple[str, ...]:
-        """The names of the inputs that such labels go with. The class has them, too."""
+        """The names of the inputs that such labels go with. An attribute of the class."""
 
     @property
     @abstractmethod
     def fields(self) -> tuple[str, ...]:
-        """The fields of a `FarziDataConfig` that such a summary alone has. The class has them, too."""
+        """The fields of a `FarziDataConfig` that such a summary alone has. An attribute of the
+        class.
+        """
 
     @property
     @abstractmethod
     def defaults(self) -> Mapping[str, Any]:
-        """The settings of a `FarziConfig` that leaves them open. The class has them, too."""
+        """The settings of a `FarziConfig` that leaves them open. An attribute of the class."""
 
     @property
     @abstractmethod
     def by_teachers(self) -> bool:
         """Whether teachers, trained on the data, complete the start of a summary: they are packed
         into one that carries its teacher, and `begin_at` takes their labels in any other, as in
-        `OwnLabels`. The class has it, too.
+        `OwnLabels`. An attribute of the class.
         """
 
     @property
     @abstractmethod
     def carries_teacher(self) -> bool:
-        """Whether the summary carries a teacher. The class has it, too."""
+        """Whether the summary carries a teacher. An attribute of the class."""
 
     @property
     @abstractmethod
@@ -368,14 +373,14 @@ class Labels(Form):
     @abstractmethod
     def row_of_start(self) -> str:
         """The row of a table that has students on the start of a summary; {inputs} stands for
-        `Inputs.row_words`. The class has it, too.
+        `Inputs.row_words`. An attribute of the class.
         """
 
     @property
     @abstractmethod
     def row_without_steps(self) -> str | None:
         """The row of a table that has students on a summary without outer steps; None where it is
-        called as any other. The class has it, too.
+        called as any other. An attribute of the class.
         """
 
     # -- the model that computes them --------------------------------------------------------------
@@ -455,7 +460,9 @@ class Labels(Form):
         names: Sequence[Any],
         top_k: int,
     ) -> list[list[Position]] | None:
-        """What each position predicts, in the keys of a position; None where labels are the inputs."""
+        """What each position predicts, in the keys of a position; None where labels are the
+        inputs.
+        """
 
     @abstractmethod
     def words(self, inputs: InputWords, vocabulary: Vocabulary, nbytes: int) -> LabelWords:

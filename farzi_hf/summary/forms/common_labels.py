@@ -1,4 +1,4 @@
-"""What kinds of labels have in common: labels of rows that are stored, and the tables of positions."""
+"""What kinds of labels have in common: labels of stored rows, and the tables of positions."""
 
 from __future__ import annotations
 
@@ -50,9 +50,6 @@ class StoredLabels(Labels):
     carries_teacher = False
     model = None
     teacher = None
-
-    def commands(self, repo: str) -> list[str]:
-        return commands_of_students(repo)
 
     def words_of_sequences(
         self, inputs: InputWords, of_labels: str, facts: Mapping[str, Any]

@@ -29,6 +29,7 @@ from farzi_hf.summary.forms.common_labels import (
     BY_OUTER_STEPS,
     StoredLabels,
     card_cells_of_label,
+    commands_of_students,
     of_label,
     positions_table,
     refuse_teacher,
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
 
 
 class OwnLabels(StoredLabels):
-    """`label_latents (μ, ξ, e)` and `label_decoder (e, V)`: after position j of sequence i a student
-    should predict softmax(label_latents[i, j] @ label_decoder).
+    """`label_latents (μ, ξ, e)` and `label_decoder (e, V)`: a student should predict
+    softmax(label_latents[i, j] @ label_decoder) after position j of sequence i.
     """
 
     name = "own"
@@ -175,6 +176,9 @@ class OwnLabels(StoredLabels):
             "targets = torch.softmax(Y[:1] @ E, -1)"
             f"  # what to predict after each position: (1, {length}, {size})\n"
         )
+
+    def commands(self, repo: str) -> list[str]:
+        return commands_of_students(repo)
 
     def words(self, inputs: InputWords, vocabulary: Vocabulary, nbytes: int) -> LabelWords:
         return self.words_of_sequences(

@@ -12,6 +12,7 @@ from farzi_hf.summary.forms.base import Inputs, Likeliest, Part, Position, Row, 
 from farzi_hf.summary.forms.common_labels import (
     BY_OUTER_STEPS,
     StoredLabels,
+    commands_of_students,
     positions_table,
     refuse_label_dim,
     refuse_teacher,
@@ -88,6 +89,9 @@ class SharedLabels(StoredLabels):
 
     def torch_code(self) -> str:
         return ""
+
+    def commands(self, repo: str) -> list[str]:
+        return commands_of_students(repo)
 
     def words(self, inputs: InputWords, vocabulary: Vocabulary, nbytes: int) -> LabelWords:
         return self.words_of_sequences(inputs, of_labels="", facts={})

@@ -210,7 +210,7 @@ class TeacherLabels(Labels):
         text = ", text" if contents.vocabulary.named else ""
 
         def shown() -> pa.Table:
-            """The rows that are shown: ids, their text, and the likeliest labels of each position."""
+            """The rows that are shown: ids, their text, the likeliest labels of each position."""
             sequences = contents.decoded[:]
             columns = {
                 name: [[position[name] for position in sequence] for sequence in sequences]

@@ -11,7 +11,6 @@ from tiny_models import tiny_model
 
 from farzi_hf import FarziConfig
 from farzi_hf.data import Vocabulary
-from farzi_hf.distillation.config import FarziConfig as Config
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import INPUTS, LABELS
 
@@ -48,8 +47,8 @@ LABEL = (
 BROWSE = "To browse them, download `viewer.html` and open it."
 TEACHER = (
     "# A teacher of {nbytes} bytes that stands in for a dataset"
-    f" {MADE}. It carries its teacher, a model of {{numbers}} numbers, which predicts what a student"
-    " should predict after each of its inputs."
+    f" {MADE}. It carries its teacher, a model of {{numbers}} numbers, which predicts what a"
+    " student should predict after each of its inputs."
 )
 FIRST = "`viewer.html` shows the first 4 rows."
 DESCRIPTIONS = {
@@ -178,7 +177,7 @@ def test_an_item_is_called_an_item(name):
     ],
 )
 def test_a_table_of_experiments_names_the_settings_of_the_inputs(settings, expected, tmp_path):
-    args = Config(str(tmp_path), use_cpu=True, report_to="none", **settings)
+    args = FarziConfig(str(tmp_path), use_cpu=True, report_to="none", **settings)
     assert INPUTS[args.inputs].words_of_settings(args) == expected
 
 
