@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from farzi_hf.metrics import bootstrap_interval, mean_and_spread
+from farzi_hf.tasks.base import _module
+from farzi_hf.tasks.text import TokenMetrics
 
 
 def test_bootstrap_interval_is_as_wide_as_the_normal_one():
@@ -27,3 +29,12 @@ def test_mean_and_spread_of_students():
     assert mean_and_spread([{"auc": 0.25}]) == {"auc": 0.25, "auc_std": 0.0}
     diverged = mean_and_spread([{"perplexity": 9.0}, {"perplexity": math.inf}])
     assert (diverged["perplexity"], math.isnan(diverged["perplexity_std"])) == (math.inf, True)
+
+
+def test_metrics_need_no_cache(tmp_path, monkeypatch):
+    """`evaluate` makes a folder there even where it keeps all in memory."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("evaluate.config.HF_METRICS_CACHE", str(tmp_path / "file" / "cache"))
+    module = _module.__wrapped__(TokenMetrics)
+    found = module.compute(predictions=[[[1.0, 1.0, 1.0], [3.0, 0.0, 1.0]]])
+    assert found["perplexity"] == pytest.approx(math.exp(2))
