@@ -56,12 +56,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         problem = AttributionProblem(data, args)
     scored = []
     for steps in args.steps:
-        scores = [
-            scores_of(problem, seed, steps) for seed in args.seeds
-        ]  # what each method says of each sequence
-        losses = [
-            retrained(problem, seed, steps) for seed in args.seeds
-        ]  # and what really happens without some of them
+        # What each method says of each sequence.
+        scores = [scores_of(problem, seed, steps) for seed in args.seeds]
+        # And what really happens without some of them.
+        losses = [retrained(problem, seed, steps) for seed in args.seeds]
         scored += datamodelling_rows(problem, steps, scores, losses)
     write(name, problem, folder, scored, measured(problem, argv))
 

@@ -199,9 +199,8 @@ def distilled(args: FinetuneArguments) -> Path:
     trainer = FarziTrainer(
         pretrained, settings, splits["train"], splits["validation"], task=data.task
     )
-    write_recipe(
-        Path(args.output_dir), args.of_models
-    )  # before the summary, which must not be taken for that of other data
+    # Before the summary, which must not be taken for that of other data.
+    write_recipe(Path(args.output_dir), args.of_models)
     trainer.train()
     metrics = {
         "dataset": data.settings.dataset,
@@ -239,9 +238,8 @@ def trained(
         if lora:
             from peft import LoraConfig, get_peft_model
 
-            gpt2 = any(
-                isinstance(part, Conv1D) for part in model.modules()
-            )  # its matrices lie the other way round
+            # Its matrices lie the other way round.
+            gpt2 = any(isinstance(part, Conv1D) for part in model.modules())
             adapters = LoraConfig(
                 task_type="CAUSAL_LM",
                 r=lora,
@@ -291,7 +289,7 @@ def on_summary(c: Comparison, args: FinetuneArguments) -> list[Measured]:
     """
     farzi, inner = c.farzi, c.farzi.config.inner
     if farzi.is_endless:
-        name = f"Farzi, {farzi.config.inputs} ids"
+        name = f"Farzi, {farzi.forms.inputs.row_words}"
         nbytes = farzi.nbytes
         rows = lambda seed: farzi.as_dataset(seed=seed)  # noqa: E731
         return [trained(c, args, name, rows, farzi.collator(), nbytes, rank) for rank in args.ranks]

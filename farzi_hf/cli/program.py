@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from farzi_hf.common.messages import escape_tracebacks, escaped_messages
 from farzi_hf.common.text import terminal_text
 
 
@@ -103,11 +104,14 @@ def summary_at(name: str) -> str:
 
 def run(main: Callable[[], None], name: str | None = None) -> None:
     """Runs `main()` as a program. A file that cannot be read or written, too little memory, or
-    Ctrl-C outside of a training ends it with one line; a closed pipe (`| head`) with none.
+    Ctrl-C outside of a training ends it with one line; a closed pipe (`| head`) with none. What
+    libraries say is escaped for the terminal.
     """
     script = name or Path(sys.argv[0]).name
+    escape_tracebacks()
     try:
-        main()
+        with escaped_messages:
+            main()
         sys.stdout.flush()
     except BrokenPipeError:  # of our own output: libraries for networks raise errors of their own
         os.dup2(

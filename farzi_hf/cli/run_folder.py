@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from farzi_hf.common.files import (
     DamagedError,
     checksums,
@@ -22,10 +20,18 @@ from farzi_hf.common.files import (
     find_file,
     load_record,
     names_of,
+    read_plain_file,
     save_record,
     status_of,
 )
-from farzi_hf.common.text import as_written, numbers_of, yaml_text
+from farzi_hf.common.text import (
+    YAML_BYTES,
+    as_written,
+    numbers_of,
+    read_plain,
+    yaml_text,
+)
+from farzi_hf.data.tokenizer_file import TOKENIZER, TOKENIZER_CONFIG
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.run import changes, check_no_foreign, last_checkpoint, locked
 from farzi_hf.distillation.trainer import FarziTrainer
@@ -34,8 +40,6 @@ from farzi_hf.summary import FarziData
 from farzi_hf.summary.store.folder import (
     CONFIG,
     TENSORS,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
     VOCABULARY,
     check_destination,
 )
@@ -47,8 +51,8 @@ _SUMMARY = "summary"
 _BEFORE_RESULTS = ("recipe.yaml", "start.json")  # what a run has written that has not come far
 # Of a summary, what a student on it depends on. The rest may be edited before it is published.
 _NEEDED = (CONFIG, VOCABULARY, TOKENIZER, TOKENIZER_CONFIG)
-# Folders may move, and a table may be made again of more splits.
-_ELSEWHERE = ("output_dir", "data_dir", "trajectories", "splits")
+# Folders may move, a table may be made again of more splits, and a card with rows or without them.
+_ELSEWHERE = ("output_dir", "data_dir", "trajectories", "splits", "licence", "show_rows")
 
 
 def check_outputs(
@@ -70,9 +74,10 @@ def check_outputs(
     # Our recipes begin with a line, and our JSON files have keys, that no others have.
     ours, before = False, None
     if "recipe.yaml" in names:
-        with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
-            text = (folder / "recipe.yaml").read_text(encoding="utf-8")
-            ours, before = text.startswith(HEADER), yaml.safe_load(text)
+        with suppress(OSError, ValueError):
+            content = read_plain_file(folder / "recipe.yaml", YAML_BYTES)
+            before = read_plain(content, "YAML")
+            ours = content.startswith(HEADER.encode())
     for name in {"table.json", "cell.json"}.intersection(names):
         with suppress(OSError, ValueError):
             content = json.loads((folder / name).read_text(encoding="utf-8"))
@@ -89,7 +94,7 @@ def check_outputs(
         ours
         and recipe is not None
         and results
-        and (other := _difference(before, yaml.safe_load(yaml_text(recipe))))
+        and (other := _difference(before, read_plain(yaml_text(recipe).encode(), "YAML")))
     ):
         raise ValueError(
             f"{str(folder)!r} has {results[0]} of a run with other settings ({other}): choose"

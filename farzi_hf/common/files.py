@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -29,6 +29,9 @@ CHECKSUM = "sha256"
 
 _AT_ONCE = 1 << 20  # bytes
 _PROBE = 1 << 16  # bytes
+
+# Without O_NONBLOCK, opening a pipe would wait for somebody at its other end.
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 def find_file(root: Path, name: str) -> Path | None:
@@ -63,12 +66,15 @@ def find_file(root: Path, name: str) -> Path | None:
 
 
 def _blob(root: Path, link: Path) -> Path | None:
-    """The file that `link` leads to, if `root` is a snapshot of a dataset in the Hub's cache and
-    the file is one of its blobs.
+    """The file that `link` leads to, if `root` is a snapshot of a dataset or a model in the Hub's
+    cache and the file is one of its blobs.
     """
     snapshot, target = root.resolve(), Path(os.path.realpath(link))
     blobs = snapshot.parent.parent / "blobs"
-    cached = snapshot.parent.name == "snapshots" and blobs.parent.name.startswith("datasets--")
+    repository = blobs.parent.name
+    cached = snapshot.parent.name == "snapshots" and repository.startswith(
+        ("datasets--", "models--")
+    )
     return target if cached and target.parent == blobs and target.is_file() else None
 
 
@@ -114,6 +120,36 @@ def exclusive(folder: str | os.PathLike) -> Iterator[None]:
             with suppress(OSError):
                 path.unlink()
         lock.release()
+
+
+@contextmanager
+def opened_plain(path: Path, most: int | None = None, follow: bool = False) -> Iterator[BinaryIO]:
+    """The plain file `path`, open for reading. Raises ValueError if it is a pipe, a device or a
+    folder, or has more than `most` bytes.
+
+    Args:
+        follow: whether `path`, which the user has named, may be a link.
+    """
+    flags = _FLAGS if follow else _FLAGS | getattr(os, "O_NOFOLLOW", 0)
+    descriptor = os.open(path, flags)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path} is no plain file; put the file there, or remove it")
+        if most is not None and status.st_size > most:
+            raise ValueError(
+                f"{path} is larger than the {most:,} bytes that are read; remove or shrink it"
+            )
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            yield file
+    finally:
+        os.close(descriptor)
+
+
+def read_plain_file(path: Path, most: int) -> bytes:
+    """The content of a plain file that the user has named; see `opened_plain`."""
+    with opened_plain(path, most, follow=True) as file:
+        return file.read(most)
 
 
 def is_taken(folder: Path) -> bool:

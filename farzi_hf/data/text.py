@@ -7,6 +7,7 @@ and a column ``text`` with one sentence per row. `tokenize` turns the text into 
 
 import ast
 import hashlib
+import logging
 import re
 import sysconfig
 import warnings
@@ -23,9 +24,12 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from farzi_hf.data.files import DataUnavailableError, opened
+from farzi_hf.data.files import DataUnavailableError
+from farzi_hf.data.opening import opened
 from farzi_hf.data.samples import SampleGrammar
 from farzi_hf.data.sequences import SPLITS
+
+logger = logging.getLogger(__name__)
 
 PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<s>", "</s>"
 SPECIAL_TOKENS = (PAD, UNK, BOS, EOS)
@@ -319,6 +323,14 @@ def _tokenize_split(
         return {"input_ids": [row[:max_length] for row in ids_of(tokenizer, texts)]}
 
     encoded = split.map(encode, batched=True, remove_columns=split.column_names)
+    empty = len(split) - len(encoded)
+    if 0 < empty < len(split):
+        logger.warning(
+            "dataset[%r]: %s of %s rows are left out, because they are empty",
+            name,
+            f"{empty:,}",
+            f"{len(split):,}",
+        )
     if len(encoded) == 0:
         raise ValueError(
             f"dataset[{name!r}] has {len(split)} rows and no sentence: pass a split with text."

@@ -13,8 +13,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
+from farzi_hf.common.text import parse
+
 ITEMS_FILE = "vocabulary.json"
 """The file that an `ItemVocabulary` is saved in."""
+ITEMS_BYTES = 2**26
+"""The most bytes of it that are read."""
 
 
 class Vocabulary:
@@ -168,6 +172,25 @@ class ItemVocabulary(Vocabulary):
         (folder / ITEMS_FILE).write_text(
             json.dumps(list(self.items), ensure_ascii=False, indent=0), encoding="utf-8"
         )
+
+
+def item_names(content: bytes, path: Path, most: int) -> list[str]:
+    """The names of at most `most` items in `content`, which was read from a stranger's file `path`.
+    Raises ValueError if it holds something else.
+    """
+    plain = content.replace(rb"\\", b"").replace(rb"\"", b"")
+    between = plain.split(b'"', 4 * most)[::2]  # every second part is a name
+    if b"".join(between).count(b",") >= 2 * most:  # before they take memory
+        raise ValueError(
+            f"{path} has far more than the {most:,} entries of config.json; fetch it again"
+        )
+    names = parse(content, path)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"{path} is no list of strings, the names of the items; fetch the file again, or"
+            " mend it"
+        )
+    return names
 
 
 def vocabulary_of(processing_class: Any) -> Vocabulary:

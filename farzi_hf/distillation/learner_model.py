@@ -77,8 +77,15 @@ def describe(model: PreTrainedModel) -> str:
 
 
 def check_model(model: PreTrainedModel) -> None:
-    """Raise one clear ValueError unless some parameters train, and those in full precision."""
+    """Raise one clear ValueError unless some parameters train, those in full precision, and all can
+    be differentiated.
+    """
     for name, parameter in model.named_parameters():
+        if parameter.is_inference():
+            raise ValueError(
+                f"learner_init returned a model whose {name} was made under torch.inference_mode(),"
+                " so it has no derivative; make the model outside of it"
+            )
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
             raise ValueError(
                 f"learner_init returned a model whose {name} trains in {parameter.dtype}; load it"
@@ -100,9 +107,8 @@ def check_causal(model: PreTrainedModel, logits: Callable[[Parameters, Tensor], 
     generator = torch.Generator().manual_seed(0)
     same = torch.randint(size, (length,), generator=generator).expand(length, length)
     others = (same + torch.randint(1, max(size, 2), same.shape, generator=generator)) % size
-    later = torch.ones(length, length, dtype=torch.bool).triu(
-        1
-    )  # row j has other tokens after position j
+    # Row j has other tokens after position j.
+    later = torch.ones(length, length, dtype=torch.bool).triu(1)
     moved = _run(model, logits, torch.where(later, others, same)) - _run(model, logits, same)
     moved = moved.abs().amax(-1).cpu()
     if length > 1 and (moved[~later] > _TOLERANCE * moved[later].amax()).any():
@@ -173,9 +179,8 @@ def readable_positions(model: PreTrainedModel, length: int) -> int:
     limit = _position_limit(model)
     if limit is not None and length <= limit - _RESERVED:
         return length
-    if (
-        model.device.type != "cpu"
-    ):  # after an index beyond a table, the process could not use its GPU again
+    # After an index beyond a table, the process could not use its GPU again.
+    if model.device.type != "cpu":
         model = copy.deepcopy(model).cpu()
 
     def fails(positions: int) -> bool:
@@ -196,9 +201,8 @@ def _position_limit(model: PreTrainedModel) -> int | None:
     """
     names = ("max_position_embeddings", "max_length", "max_seq_len")
     limits = (getattr(model.config, name, None) for name in names)
-    return next(
-        (limit for limit in limits if isinstance(limit, int) and limit > 0), None
-    )  # XLNet says −1
+    # XLNet says −1.
+    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
 
 def few_positions(model: PreTrainedModel) -> int:

@@ -139,9 +139,8 @@ class Problem:
             disable_tqdm=True,
             dataloader_pin_memory=False,
         )
-        ids = (
-            self.ids.tolist()
-        )  # the Trainer divides by the number of labels, also of the first, which nothing predicts
+        # The Trainer divides by the number of labels, also of the first, which nothing predicts.
+        ids = self.ids.tolist()
         rows = {"input_ids": ids, "labels": [[IGNORED, *row[1:]] for row in ids]}
         return Trainer(self.model(), args, SequenceCollator(), Dataset.from_dict(rows))
 

@@ -111,9 +111,8 @@ class PeakMemory:
         if self._cuda:
             return torch.cuda.max_memory_allocated() - self._before
         peak = _status("VmHWM")
-        return (
-            None if peak is None else max(0, peak - self._before)
-        )  # the kernel counts pages in batches, so a peak can lag behind
+        # The kernel counts pages in batches, so a peak can lag behind.
+        return None if peak is None else max(0, peak - self._before)
 
 
 def _status(field: str) -> int | None:

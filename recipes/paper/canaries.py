@@ -25,12 +25,13 @@ from farzi_hf.distillation.memory import row_losses
 from farzi_hf.report import RunSettings, markdown
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "ptb_teacher.yaml"
+# How often a canary is planted; their numbers; entries.
 REPEATS, EACH, LENGTH, OTHERS = (
     (0, 1, 10, 100),
     5,
     10,
     4095,
-)  # how often a canary is planted; their numbers; entries
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -138,12 +138,13 @@ def by_bytes(c: Comparison, tables: Iterable[Sequence[Row]]) -> Iterator[Row]:
                 if row["method"].startswith(REAL)
                 else row["bytes"]
             )
+            # Tables may differ in the size of a step.
             place = (
                 curve,
                 size,
                 row.get("steps"),
                 row[c.task.metric],
-            )  # tables may differ in the size of a step
+            )
             if curve and "stock" not in row["method"] and place not in seen:
                 seen.add(place)
                 yield {

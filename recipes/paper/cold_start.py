@@ -56,9 +56,8 @@ def strata_of(e: Experiment) -> tuple[dict[str, np.ndarray], np.ndarray]:
         splits = e.data.splits(seed)
         histories = splits["test"]["input_ids"]
         counts = popularity(splits["train"], vocab_size)
-        items.append(
-            tenths(counts[1:])[[history[-1] - 1 for history in histories]]
-        )  # 0 is the padding
+        # 0 is the padding.
+        items.append(tenths(counts[1:])[[history[-1] - 1 for history in histories]])
         lengths.append([len(history) - 1 for history in histories])
         ranks.append(ranks_of_scores(lambda history, counts=counts: counts, histories)[:, 0])
     return {

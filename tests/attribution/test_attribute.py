@@ -145,11 +145,9 @@ def test_every_adjoint_gives_the_derivative_of_autograd(tmp_path, adjoint):
 
 def test_damping_makes_epsilon_larger_on_the_way_back_alone(tmp_path):
     of = trainer(tmp_path, tiny_model("gpt2").double(), max_grad_norm=0.5)
-    exact, found, expected = (
-        attribute(of, rows(3, seed=1)),
-        attribute(of, rows(3, seed=1), damping=2.0),
-        Replay.of(of),
-    )
+    exact = attribute(of, rows(3, seed=1))
+    found = attribute(of, rows(3, seed=1), damping=2.0)
+    expected = Replay.of(of)
     theta = {name: x.detach().requires_grad_() for name, x in expected.start.items()}
     g = torch.cat(
         [
@@ -204,8 +202,11 @@ def test_scores_are_the_changes_that_small_weights_make_and_tell_what_leaving_a_
     model = AutoModelForCausalLM.from_config(config_of("gpt2", tie_word_embeddings=tied)).double()
     assert (model.get_input_embeddings().weight is model.get_output_embeddings().weight) == tied
     smooth = {"learning_rate": 5e-3, "adam_epsilon": 1e-2}
-    of, queries, h = trainer(tmp_path, model, **smooth), rows(2, seed=1), 1e-5
-    found, replay = attribute(of, queries).scores, Replay.of(of)
+    of = trainer(tmp_path, model, **smooth)
+    queries = rows(2, seed=1)
+    h = 1e-5
+    found = attribute(of, queries).scores
+    replay = Replay.of(of)
     left_out = []
     for i in range(N):
         change = torch.nn.functional.one_hot(torch.tensor(i), N)
@@ -224,7 +225,8 @@ def test_scores_are_the_changes_that_small_weights_make_and_tell_what_leaving_a_
 
 
 def test_queries_in_groups_score_as_all_at_once(tmp_path, monkeypatch):
-    of, queries = trainer(tmp_path), rows(3, seed=1)
+    of = trainer(tmp_path)
+    queries = rows(3, seed=1)
     expected = attribute(of, queries)
     monkeypatch.setattr("farzi_hf.attribution.attribution._SHARE", 0.0)  # room for one
     found = attribute(of, queries)
@@ -233,8 +235,11 @@ def test_queries_in_groups_score_as_all_at_once(tmp_path, monkeypatch):
 
 
 def test_what_was_killed_goes_on_with_the_queries_that_are_missing(tmp_path, monkeypatch):
-    of, queries, of_group = trainer(tmp_path), rows(3, seed=1), attribution.influence
-    expected, calls = attribute(of, queries), []
+    of = trainer(tmp_path)
+    queries = rows(3, seed=1)
+    of_group = attribution.influence
+    expected = attribute(of, queries)
+    calls = []
 
     def killed(*args, **kwargs):
         calls.append(args)
@@ -264,12 +269,12 @@ def test_what_was_killed_goes_on_with_the_queries_that_are_missing(tmp_path, mon
 def test_scores_of_tokens_add_up_to_those_of_their_rows_and_are_what_small_weights_of_tokens_do(
     tmp_path,
 ):
-    of, queries, h = trainer(tmp_path, tiny_model("gpt2").double()), rows(2, seed=1), 1e-5
-    found, expected, replay = (
-        attribute(of, queries, per_token=True),
-        attribute(of, queries),
-        Replay.of(of),
-    )
+    of = trainer(tmp_path, tiny_model("gpt2").double())
+    queries = rows(2, seed=1)
+    h = 1e-5
+    found = attribute(of, queries, per_token=True)
+    expected = attribute(of, queries)
+    replay = Replay.of(of)
     lengths = [len(ids) for ids in of.train_dataset["input_ids"]]
     assert found.token_scores.shape == (2, N, max(lengths))
     torch.testing.assert_close(found.scores, expected.scores, rtol=1e-9, atol=1e-12)
@@ -308,7 +313,8 @@ def test_two_processes_share_the_rows_of_a_step(tmp_path):
     """They find what one does that accumulates their batches, also where one has a batch with
     nothing to predict; and one of them saves.
     """
-    of, queries = trainer(tmp_path, data=rows(12, seed=0)), rows(2, seed=1)
+    of = trainer(tmp_path, data=rows(12, seed=0))
+    queries = rows(2, seed=1)
     ids = [*of.train_dataset["input_ids"][:8], [1], [2], *of.train_dataset["input_ids"][10:]]
     settings = {
         **SETTINGS,

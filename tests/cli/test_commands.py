@@ -36,6 +36,7 @@ SIZES = {
     "sequence_length": 8,
     "latent_dim": 4,
     "concentration": 4.0,
+    "show_rows": True,
     "inner_steps": 4,
     "synthetic_batch_size": 2,
     "max_steps": 2,
@@ -85,7 +86,9 @@ def test_distil_leaves_a_table_figures_and_a_loadable_summary(distilled):
         "interpolated bigram",
     ]
     farzi = FarziData.from_pretrained(distilled / "summary")
-    assert len(farzi.results.plots) == 2  # it logged nothing, so there is no curve
+    # It logged nothing, so there is no curve; rows are asked for, and the sample's licence is free.
+    assert set(farzi.results.plots) == {"comparison.png", "tokens.png"}
+    assert (distilled / "summary" / "viewer.html").exists()
     assert farzi.results.metrics["command"] == "farzi distil recipe.yaml"
 
 
@@ -111,7 +114,7 @@ def test_labels_of_their_own_go_through_the_whole_house(tmp_path, monkeypatch, c
     own = {
         name: value
         for name, value in SIZES.items()
-        if name not in ("inputs", "labels", "concentration")
+        if name not in ("inputs", "labels", "concentration", "show_rows")
     } | changes
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(own), encoding="utf-8")
     main(["distil", str(tmp_path / "own.yaml"), "--output_dir", str(tmp_path / "run"), "--compare"])
@@ -126,6 +129,8 @@ def test_labels_of_their_own_go_through_the_whole_house(tmp_path, monkeypatch, c
     assert ("The inputs are made up" in card) == ("input_sequences" not in changes)
     assert ("The inputs are sequences of the data" in card) == ("input_sequences" in changes)
     farzi = FarziData.from_pretrained(tmp_path / "run" / "summary")
+    assert ("This card prints no rows" in card) == ("input_sequences" in changes)
+    assert ("tokens.png" in farzi.results.plots) == ("input_sequences" not in changes)
     assert farzi.results.metrics["distillation_seconds"] > 0
     assert farzi.results.metrics["outer_steps"] == own["max_steps"]
     if not own["max_steps"]:
