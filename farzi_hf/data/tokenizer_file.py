@@ -250,6 +250,7 @@ def _trial() -> None:
     """What the other process runs, without an import of ours: it uses the tokenizer on stdin, or
     ends with one line that says why not.
     """
+    import copy
     import sys
     from contextlib import suppress
 
@@ -265,6 +266,10 @@ def _trial() -> None:
 
         tokenizer = Tokenizer.from_str(sys.stdin.buffer.read().decode("utf-8"))
         ids = sorted(tokenizer.get_vocab().values())
+        largest = ids[-1] if ids else 0
+        if largest > 1000 + 2 * len(ids):  # a copy walks all ids up to it, and so does show
+            raise ValueError(f"its largest id is {largest}, though it has {len(ids)} entries")
+        copy.deepcopy(tokenizer)  # transformers makes one
         for use in (
             lambda: tokenizer.decode(ids, skip_special_tokens=False),
             lambda: tokenizer.decode_batch([[i] for i in ids], skip_special_tokens=False),

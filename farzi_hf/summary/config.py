@@ -21,9 +21,6 @@ from farzi_hf.summary.forms import INPUTS, LABELS, parts_of
 from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.summary.store.untrusted import plain_learner
 
-_SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-"""Of the vocabulary, which a Trainer writes into the config of what it trains."""
-
 
 class FarziDataConfig(PreTrainedConfig):
     """Shape and provenance of a summary.
@@ -190,13 +187,17 @@ class FarziDataConfig(PreTrainedConfig):
                 f"{path} is the config of a {values['model_type']!r}, not of a summary; fetch it"
                 " again"
             )
-        # Nothing else is kept: transformers would make an attribute of any entry, also of one with
-        # the name of a function, and it would be saved and published again.
-        kept = {*inspect.signature(cls).parameters, *_SPECIAL_IDS} - {"kwargs"}
+        # transformers gives every config attributes of models. They mean nothing for a summary, and
+        # some are names of functions.
+        fields = set(inspect.signature(cls).parameters)
+        of_models = set(dir(cls())) - fields
         if "teacher" in values:
             values["teacher"] = plain_learner(values["teacher"], f"{path}: teacher")
+        # Notes of others stay, and are saved and published again; none of them names code.
+        notes = {name: x for name, x in values.items() if name not in fields | of_models}
+        known = {name: x for name, x in values.items() if name in fields}
         try:
-            config = cls(**{name: value for name, value in values.items() if name in kept})
+            config = cls(**known, **plain_learner(notes, str(path)))
             _ = config.shapes  # a model can be made of the teacher's config
             return config
         except (ValueError, TypeError, AttributeError) as error:

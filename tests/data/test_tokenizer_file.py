@@ -113,3 +113,14 @@ def test_a_name_that_leads_nowhere_is_said():
         DataUnavailableError, match="tokenizer='no/such' is no folder and no repository with a tok"
     ):
         load_tokenizer("no/such")
+
+
+@pytest.mark.parametrize("largest", [2**32 - 2, 2**31, 4 * 10**8, 10**6])
+def test_an_id_far_beyond_the_others_is_refused_by_its_number(tmp_path, largest):
+    """A copy of the tokenizer walks all ids up to the largest."""
+    word_tokenizer().save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["model"]["vocab"]["far"] = largest
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=rf"tokenizer\.json .*its largest id is {largest}"):
+        load_tokenizer(tmp_path)

@@ -113,7 +113,9 @@ def test_of_a_strangers_summary_nothing_goes_up_as_it_was(hub, tmp_path, caplog)
     folder = tmp_path / "folder"
     script = "<script>alert('foreign')</script>"
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "foreign": 1, "auto_map": script}))
+    (folder / "config.json").write_text(
+        json.dumps({**config, "auto_map": {"foreign": "foreign"}, "note": script})
+    )
     (folder / "README.md").write_text(f"---\nconfigs: [{{data_files: foreign.csv}}]\n---\n{script}")
     (folder / "viewer.html").write_text(script)
     for path in folder.glob("*/*.parquet"):
@@ -131,10 +133,14 @@ def test_of_a_strangers_summary_nothing_goes_up_as_it_was(hub, tmp_path, caplog)
     pushed = hub.repositories["user/farzi"].files()
     assert {name for name in pushed if name.startswith("plots/")} == {"plots/own.png"}
     assert not [name for name, content in pushed.items() if b"foreign" in content]
-    assert [record.getMessage() for record in caplog.records] == [
+    *of_the_config, of_the_plots = [record.getMessage() for record in caplog.records]
+    assert [line.split()[0] for line in of_the_config] == [
+        f"{folder}/config.json.{name}" for name in ("auto_map", "note")
+    ]
+    assert of_the_plots == (
         "['a.gif', 'foreign.png', 'half.png', 'huge.png', 'photo.jpeg', 'script.svg']: not published;"
         " only images in PNG and JPEG are."
-    ]
+    )
     for name in PLAIN - {"README.md", "farzi.safetensors"}:  # these name the plots
         assert pushed[name] == (tmp_path / "own" / name).read_bytes(), name
     rows = load_dataset("user/farzi", split="train", cache_dir=str(tmp_path / "cache"))
