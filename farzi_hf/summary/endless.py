@@ -146,7 +146,7 @@ class WrittenRows(EndlessRows):
         if not finite:  # asked once, because a GPU would wait for each answer
             raise ValueError(
                 "the teacher that the summary carries predicts NaN or infinity after ids that it"
-                " has written itself: set config.inputs to 'drawn', or do not trust the summary"
+                " has written itself: take farzi.with_inputs('drawn'), or do not trust the summary"
             )
         return ids.cpu()
 

@@ -20,13 +20,13 @@ import numpy as np
 from datasets import Dataset
 from evidence import Evidence
 from experiment import PAPER_FORM, Experiment, Forms, changed, record
-from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept
-from farzi_hf.common.files import replace_file
+from farzi_hf.common.tensors import load_tensors, save_tensors
 from farzi_hf.distillation.run import discard_checkpoints
 from farzi_hf.metrics import mean_and_spread
 from farzi_hf.report import Comparison, Measured, rows
@@ -218,7 +218,7 @@ def _trained(e: Experiment, cell: Cell, seed: int) -> tuple[FarziTrainer, str | 
         checkpoint = find_checkpoint(args, (CELL, SUMMARY))
     if args.trajectories is not None:
         record(e.data, args, seed, e.recording)
-    summary = None if cell.source is None else load_file(_folder(e, cell.source, seed) / SUMMARY)
+    summary = None if cell.source is None else _loaded(_folder(e, cell.source, seed) / SUMMARY)
     form = LABELS[args.labels]
     if summary and "label_dim" in form.fields:  # by default the width of the learner's head
         args = changed(args, label_dim=len(summary["label_decoder"]))
@@ -230,11 +230,23 @@ def _trained(e: Experiment, cell: Cell, seed: int) -> tuple[FarziTrainer, str | 
     if cell.distils:
         begin_run(trainer, settings, checkpoint)
         trainer.train(resume_from_checkpoint=checkpoint)
-        replace_file(folder / SUMMARY, lambda new: save_file(trainer.model.state_dict(), new))
+        tensors = {name: x.cpu().contiguous() for name, x in trainer.model.state_dict().items()}
+        save_tensors(folder / SUMMARY, tensors)
     elif summary is not None:
         trainer.model.load_state_dict(summary)
         trainer.model.store_as(args.storage)
     return trainer, checkpoint
+
+
+def _loaded(path: Path) -> dict[str, Tensor]:
+    """The tensors of a summary that another cell has left."""
+    try:
+        return load_tensors(path)[0]
+    except ValueError as error:
+        raise ValueError(
+            f"{str(path)!r} is damaged ({error}): remove its folder, and the same command makes it"
+            " again"
+        ) from None
 
 
 def _folder(e: Experiment, cell: Cell, seed: int) -> Path:
