@@ -209,7 +209,7 @@ def load_interactions(
         user_column, item_column, time_column: the columns of your own data. By default the first
             that has a usual name, such as user_id, reviewerID and RecBole's user_id:token
             (`data.columns.KNOWN`). Without a column of times, the order of the rows is that of
-            time. A file without a header has one of the forms in `data.layout.FORMS`, such as user,
+            time. A file without a header has one of the forms in `data.forms.FORMS`, such as user,
             item, rating and time, as MovieLens and Amazon have.
         subset, split, revision: of a data set of the Hub; by default its split "train".
         min_item_interactions: items with fewer rows are left out, then users, then items, until

@@ -22,8 +22,9 @@ from pyarrow import json, parquet
 from farzi_hf.common.text import reason, terminal_text
 from farzi_hf.data.columns import NONE, Given, columns_of
 from farzi_hf.data.files import DataUnavailableError, find_files, own_splits
+from farzi_hf.data.forms import RATINGS
 from farzi_hf.data.item_lists import is_list
-from farzi_hf.data.layout import RATINGS, Layout
+from farzi_hf.data.layout import Layout
 from farzi_hf.data.opening import UnusableFileError, ending, opened, utf8
 from farzi_hf.data.rows import arrow_batches, of_json
 from farzi_hf.data.sequences import SPLITS

@@ -15,8 +15,9 @@ from pyarrow import csv
 
 from farzi_hf.common.text import reason, terminal_text
 from farzi_hf.data.columns import NAMES, NONE, Given, columns_of
+from farzi_hf.data.forms import RATINGS
 from farzi_hf.data.item_lists import is_text
-from farzi_hf.data.layout import RATINGS, Layout, layout_of
+from farzi_hf.data.layout import Layout, layout_of
 from farzi_hf.data.tables import interactions_of, without_times
 
 logger = logging.getLogger(__name__)
