@@ -59,7 +59,16 @@ KINDS = (
     Kind(
         COUNTED,
         "counted",
-        ("unigram", "interpolated", "popularity", "item bigram", "counted", "the paper"),
+        (
+            "unigram",
+            "interpolated",
+            "Kneser-Ney",
+            "popularity",
+            "item bigram",
+            "rules of sequences",
+            "counted",
+            "the paper",
+        ),
     ),
 )
 """In the order of the legend. A row that belongs to no other is of a summary."""

@@ -35,7 +35,8 @@ DECAYS = (0.4, 0.6, 0.8, 0.9, 1.0)
 POWERS = (0.0, 0.15, 0.3, 0.5)
 """The settings that are tried: powers with a decay of .8 first, then decays with the best power."""
 _FIRST_DECAY = 0.8
-_USERS = 1000  # of the validation part, by which settings are chosen
+_USERS, _FEWEST_USERS, _TRIED = 1000, 200, 2 * 10**7
+"""Users of the validation part by which settings are chosen: as many as have so many scores."""
 _VOTES = 50_000_000
 """The most votes that are kept: of each item its largest ones, 500 at least."""
 _FEWEST = 500
@@ -211,7 +212,8 @@ class SequenceRules(CountedModel):
         if unknown := set(kinds) - set(VOTES):
             raise ValueError(f"kinds={list(kinds)}: {sorted(unknown)} are none of {list(VOTES)}")
         check_ids(sequences, vocab_size)
-        some = min(len(validation), _USERS)
+        some = int(np.clip(_TRIED // vocab_size, _FEWEST_USERS, _USERS))
+        some = min(len(validation), some)
         held_out = random_sequences(validation, some, seed=0)
         for kind in kinds:
             begin = time.perf_counter()
@@ -369,13 +371,15 @@ def _largest(block: sparse.csr_array, popularity: np.ndarray, most: int) -> spar
     for; whole numbers in float32, sorted by columns.
     """
     block.sum_duplicates()
-    counts = np.diff(block.indptr)
-    if counts.max(initial=0) > most:
-        rows = np.repeat(np.arange(len(counts)), counts)
-        strength = block.data / np.sqrt(np.maximum(popularity[block.indices], 1))
-        order = np.lexsort((-strength, rows))
-        rank = np.arange(len(rows)) - np.repeat(block.indptr[:-1], counts)
-        kept = np.sort(order[rank < most])
-        pairs = (rows[kept], block.indices[kept])
+    starts = block.indptr
+    kept = np.ones(len(block.data), dtype=bool)
+    for row in np.flatnonzero(np.diff(starts) > most):
+        its = slice(starts[row], starts[row + 1])
+        strength = block.data[its] / np.sqrt(np.maximum(popularity[block.indices[its]], 1))
+        kept[its] = False
+        kept[its.start + np.argpartition(-strength, most)[:most]] = True
+    if not kept.all():
+        rows = np.repeat(np.arange(len(starts) - 1), np.diff(starts))[kept]
+        pairs = (rows, block.indices[kept])
         block = sparse.coo_array((block.data[kept], pairs), shape=block.shape).tocsr()
     return sparse.csr_array(block, dtype=np.float32)

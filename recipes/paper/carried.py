@@ -44,6 +44,8 @@ CURVES = {
     "random, same bytes": "so many bytes of real data",
     "interpolated bigram": "counted bigram",
     "item bigram": "counted bigram",
+    "Kneser-Ney": "counted n-grams",
+    "rules of sequences": "counted rules",
 }
 REAL = ("full data", "random", "interpolated bigram", "item bigram")
 LONG = "full data, long"

@@ -84,6 +84,7 @@ def test_distil_leaves_a_table_figures_and_a_loadable_summary(distilled):
         "full data",
         "unigram",
         "interpolated bigram",
+        "Kneser-Ney 3-gram, counted",
     ]
     farzi = FarziData.from_pretrained(distilled / "summary")
     # It logged nothing, so there is no curve; rows are asked for, and the sample's licence is free.
@@ -124,6 +125,7 @@ def test_labels_of_their_own_go_through_the_whole_house(tmp_path, monkeypatch, c
         "full data",
         "unigram",
         "interpolated bigram",
+        "Kneser-Ney 3-gram, counted",
     ]
     card = (tmp_path / "run" / "summary" / "README.md").read_text(encoding="utf-8")
     assert ("The inputs are made up" in card) == ("input_sequences" not in changes)

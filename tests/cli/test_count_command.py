@@ -119,7 +119,6 @@ def test_names_of_strangers_do_not_control_the_terminal(of_items, capsys):
         (["sample", "--output_dir", "text"], "--output_dir 'text' exists already"),
         (["sample", "--order", "0"], "--order must be an integer of at least 1"),
         (["sample", "--order", "99"], "order must be an integer of at most 16"),
-        (["sample", "--order", "16"], r"orders=\[16\]: no row of the training part is as long"),
         (["sample_interactions", "--order", "2"], "--order 2 is for text"),
         (["no-such.txt"], "no-such.txt"),
         (["no/such", "--generate", "1"], "is neither a folder nor a dataset repository"),

@@ -80,7 +80,12 @@ def test_text_from_the_hub_on_another_architecture(hub, text, tmp_path, capsys):
     terminal = capsys.readouterr().out
     assert "llama, 4 steps" in terminal
     assert (output / "table.md").read_text() in terminal
-    assert methods(output) == [*METHODS, "unigram", "interpolated bigram"]
+    assert methods(output) == [
+        *METHODS,
+        "unigram",
+        "interpolated bigram",
+        "Kneser-Ney 3-gram, counted",
+    ]
     assert (output / "comparison.png").stat().st_size > 1000
 
 
@@ -175,7 +180,12 @@ def test_items(tmp_path, monkeypatch):
     }
     folder = summary(tmp_path / "summary", small_interactions().vocabulary, recipe)
     finetune.main(["--summary", str(folder), "--output_dir", str(tmp_path / "out"), *FAST])
-    assert methods(tmp_path / "out") == [*METHODS, "popularity", "item bigram"]
+    assert methods(tmp_path / "out") == [
+        *METHODS,
+        "popularity",
+        "item bigram",
+        "rules of sequences, counted",
+    ]
 
 
 def test_a_summary_that_says_nothing_of_its_data_is_refused(tmp_path):

@@ -159,6 +159,7 @@ def test_a_run_leaves_a_table_and_plots(finished_text):
         "head (longest)",
         "unigram",
         "interpolated bigram",
+        "Kneser-Ney 3-gram, counted",
     ]
     metrics = json.loads((output / "summary" / "metrics.json").read_text())
     assert [row["method"] for row in metrics["table"]] == methods
@@ -171,7 +172,9 @@ def test_a_run_leaves_a_table_and_plots(finished_text):
     assert metrics["distillation_seconds"] > 0
     assert (metrics["table"][3]["steps"], metrics["table"][3]["students"]) == (4, 2)
     assert (
-        f"{metrics['data_bytes']:,} bytes; {metrics['data_bytes_after_xz']:,} bytes after xz -9"
+        f"{metrics['data_bytes']:,} bytes as an entropy coder stores them,"
+        f" {metrics['data_bytes_flat']:,} in flat bits; {metrics['data_bytes_after_xz']:,} bytes"
+        " after xz -9"
         in (output / "summary" / "README.md").read_text()
     )
     for name in ("distillation", "comparison", "tokens"):
@@ -241,7 +244,12 @@ def test_rows_of_a_summary_that_carries_its_teacher(tmp_path, small_data, inputs
     for steps, methods in (("0", started), ("1", moved)):
         ptb.main([*DEMO, *form, "--max_steps", steps, "--output_dir", str(tmp_path / steps)])
         table = read_csv(tmp_path / steps / "table.csv")
-        assert [row["method"] for row in table] == [*methods, "unigram", "interpolated bigram"]
+        assert [row["method"] for row in table] == [
+            *methods,
+            "unigram",
+            "interpolated bigram",
+            "Kneser-Ney 3-gram, counted",
+        ]
         nbytes = str(FarziData.from_pretrained(tmp_path / steps / "summary").nbytes)
         assert {row["bytes"] for row in table if row["method"] in (methods[0], *methods[-2:])} == {
             nbytes

@@ -550,7 +550,7 @@ def test_histories_of_one_item_are_no_obstacle(tmp_path):
     counted = task.counted(
         splits["train"], splits["validation"], splits["test"], len(interactions.vocabulary)
     )
-    assert set(counted) == {"popularity", "item bigram"}
+    assert set(counted) == {"popularity", "item bigram", "rules of sequences, counted"}
 
 
 def test_two_searches_do_not_write_to_one_folder(text, tmp_path, monkeypatch):
