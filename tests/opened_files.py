@@ -19,6 +19,7 @@ from tiny_artefacts import METRICS, RECIPE, WORDS, tiny, word_tokenizer
 from tiny_models import tiny_model
 
 from farzi_hf.cli import main
+from farzi_hf.data.tokenizer_file import load_tokenizer
 from farzi_hf.summary import FarziData
 
 EVENTS = {
@@ -189,6 +190,7 @@ def perform(operation: Callable, folder: Path, out: Path) -> None:
 
 
 OPERATIONS = {
+    "tokenizer": lambda folder, out: load_tokenizer(folder),
     "load": lambda folder, out: FarziData.from_pretrained(folder),
     "save": lambda folder, out: FarziData.from_pretrained(folder).save_pretrained(out),
     "push": lambda folder, out: FarziData.from_pretrained(folder).push_to_hub(f"farzi-{out.name}"),

@@ -25,7 +25,6 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from farzi_hf.data import load_interactions
-from farzi_hf.data.readers import has_interactions
 
 WORDS = 8
 """Of a run of text."""
@@ -41,6 +40,9 @@ DIFFERENT = 4
 
 _WORD = re.compile(r"[a-z0-9]+")
 _PLAIN = re.compile(r"[a-z]+")
+_OF_ITEMS = {".csv", ".dat", ".data", ".inter", ".tsv"}
+"""Endings of files of interactions; others are texts."""
+
 _BETWEEN_USERS = 2**63
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _OPENERS = {".gz": gzip.decompress, ".xz": lzma.decompress, ".bz2": bz2.decompress}
@@ -240,7 +242,7 @@ class Histories:
 def data_of(folder: Path) -> tuple[Texts, list[Histories]]:
     """All data in a folder: interactions, and texts."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    of_items = [path for path in files if has_interactions(path)]
+    of_items = [path for path in files if _OF_ITEMS.intersection(path.suffixes)]
     histories = [part for path in of_items for part in Histories.of_file(path)]
     return Texts.of_files(path for path in files if path not in of_items), histories
 

@@ -174,14 +174,16 @@ class Run:
     def facts(self) -> dict[str, Any]:
         """Facts about the distillation."""
         trainer, args, train = self.trainer, self.args, self.comparison.splits["train"]
+        stored = self.comparison.stored_bytes(train)
         return {
             "dataset": self.data.settings.dataset,
             "vocabulary": trainer.learner.vocab_size,
             "learner_parameters": sum(p.numel() for p in trainer.learner.model.parameters()),
             "summary_parameters": sum(p.numel() for p in trainer.model.parameters()),
             "tokens_per_inner_step": self.comparison.tokens_per_step,
-            "data_bytes": self.comparison.nbytes(train),
-            "data_bytes_after_xz": self.comparison.compressed_nbytes(train),
+            "data_bytes": stored.least,
+            "data_bytes_flat": stored.flat,
+            "data_bytes_after_xz": stored.xz,
             "inner_steps": args.inner_steps,
             "outer_steps": trainer.state.global_step,
             "distillation_seconds": self.seconds,
@@ -300,7 +302,8 @@ class Run:
         ]
 
     def _named(self, row: str) -> str:
-        return row.format(inputs=getattr(INPUTS[self.args.inputs], "words", ""))
+        """The name of a row, with that of its inputs."""
+        return row.format(inputs=INPUTS[self.args.inputs].row_words)
 
     def baselines(self) -> list[Measured]:
         """Rows to compare the summary with, as far as they mean something for it, and rows of count
@@ -376,10 +379,10 @@ def draw(
         del paths["distillation"]
     plot_comparison(rows, paths["comparison"], task.metric, metric_label=task.metric_label)
     if c.farzi.origin.is_made_up or show_rows:
-        shown = "First row that is made" if c.farzi.is_endless else "Synthetic sequence 0"
         decoded = c.farzi.contents().decoded
         readable = replace(decoded, vocabulary=decoded.vocabulary.readable)
-        plot_tokens(readable, paths["tokens"], shown)
+        title = c.farzi.forms.inputs.words(decoded.vocabulary).first_row
+        plot_tokens(readable, paths["tokens"], title)
     else:
         paths.pop("tokens").unlink(missing_ok=True)  # of an earlier start, which showed rows
     return list(paths.values())

@@ -22,6 +22,7 @@ from farzi_hf.report import RunSettings
 from farzi_hf.report.suggestion import KEPT, Search, to_stderr
 from farzi_hf.report.tables import save_text
 from farzi_hf.report.trials import Suggestion, words_of
+from farzi_hf.summary.forms import TeacherLabels
 
 USAGE = "farzi distil DATA [--bytes 200kB] [--minutes 10] [--compare] [--dry_run] [--FIELD VALUE …]"
 TRIALS, CONFIG = "trials", "config.yaml"
@@ -118,15 +119,30 @@ class FrontDoor:
         there, a config for `farzi distil`.
         """
         transformers.utils.logging.disable_progress_bar()  # of files that trials write and read
+        to_stderr(self.counted())
         to_stderr(f"{self.data.description}\nTrials and the summary go to {self.folder}")
         found = self.search.run()
         self.settings.learner = found.learner
         save_text(self.config(found), self.folder / CONFIG)
         return found
 
+    def counted(self) -> str:
+        """What counting alone has on the validation part, in words: it takes seconds, and students
+        have to be better.
+        """
+        task, validation = self.data.task, self.search.validation
+        parts = (self.splits["train"], validation, validation)
+        rows = task.count(*parts, self.search.vocab_size)
+        best = min(rows, key=lambda row: task.error(row.statistics))
+        figure = task.headline(task.metrics(best.statistics))
+        return (
+            f"Counting alone, {best.seconds:.1f} s: {best.method}: {figure} on the validation part."
+            f" A student has to beat it; farzi count keeps it"
+        )
+
     def config(self, found: Suggestion) -> str:
         """The choice as a YAML config, with the reasons as comments."""
-        plain = FarziConfig(str(self.folder), labels="teacher").to_recipe()
+        plain = FarziConfig(str(self.folder), labels=TeacherLabels.name).to_recipe()
         changed = {
             name: x
             for name, x in found.config.to_recipe().items()

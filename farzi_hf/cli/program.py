@@ -56,6 +56,7 @@ def end(script: str, error: BaseException, remedy: str) -> NoReturn:
 
 
 _NO_ROOM = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)}
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 _NO_MEMORY = re.compile(
     r"allocate memory|out of memory|bad_alloc|failed to map segment|start new thread", re.IGNORECASE
 )
@@ -67,11 +68,11 @@ def remedy_of(error: BaseException | None) -> str | None:
     for an error of another kind.
     """
     is_of_files = isinstance(error, OSError)
-    if is_of_files and (variable := _cache_of(error.filename)):
-        return f"set {variable} to a folder in which you may write"
     while error is not None:
         of_rust = _OF_RUST.search(str(error))
         number = int(of_rust[1]) if of_rust else getattr(error, "errno", None)
+        if number in _REFUSED and (variable := _cache_of(getattr(error, "filename", None))):
+            return f"set {variable} to a folder in which you may write"
         if number in _NO_ROOM:
             return "make room and start it again"
         is_of_memory = isinstance(error, MemoryError) or number == errno.ENOMEM

@@ -27,6 +27,11 @@ def command(argv: Sequence[str]) -> None:
         "--revision", help="branch to commit to; created if it does not exist (default: main)"
     )
     parser.add_argument(
+        "--show_rows",
+        action="store_true",
+        help="card, page and figures show rows of the data, too, where their licence allows it",
+    )
+    parser.add_argument(
         "--dry_run",
         action="store_true",
         help="list what would be uploaded, and stop; nothing is sent",
@@ -37,15 +42,16 @@ def command(argv: Sequence[str]) -> None:
     with ends_in_one_line("farzi push", FileNotFoundError, HTTPError, RuntimeError):
         farzi = FarziData.from_pretrained(summary_at(args.summary))
         if args.dry_run:
-            print(listing(farzi, args.repo))
+            print(listing(farzi, args.repo, args.show_rows))
         else:
-            print(farzi.push_to_hub(args.repo, args.private, args.revision))
+            show_rows = args.show_rows
+            print(farzi.push_to_hub(args.repo, args.private, args.revision, show_rows=show_rows))
 
 
-def listing(farzi: FarziData, repo: str) -> str:
+def listing(farzi: FarziData, repo: str, show_rows: bool) -> str:
     """The files that would be uploaded, a line each with its bytes."""
     with TemporaryDirectory() as folder:
-        farzi.write_published(Path(folder))
+        farzi.write_published(Path(folder), show_rows)
         names = files_to_upload(Path(folder))
         sizes = {name: Path(folder, name).stat().st_size for name in names}
     lines = [f"{size:>12,}  {terminal_text(name)}" for name, size in sizes.items()]

@@ -10,9 +10,7 @@ from farzi_hf.common.checks import check_size
 from farzi_hf.common.text import terminal_text
 from farzi_hf.report.tables import markdown
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.forms import INPUTS, PER_SEQUENCE
-from farzi_hf.summary.reading import Decoded
-from farzi_hf.summary.store.tensor_file import STORAGES
+from farzi_hf.summary.forms import Forms
 
 _ROWS, _COLUMNS, _CELL = 50, 20, 60
 """Of the table of results that is printed: the most rows, columns, and letters of a cell."""
@@ -48,15 +46,8 @@ def command(argv: Sequence[str]) -> None:
                 texts=[""],
             )
         )
-        fixed = (
-            farzi
-            if farzi.carried is None
-            else farzi.materialize(min(farzi.config.num_sequences, args.sequences))
-        )
-        decoded = Decoded(fixed.tensors, fixed.config, fixed.vocabulary.readable, args.top_k)[
-            : args.sequences
-        ]
-        shown = positions(decoded, args.positions, fixed.config.inputs != "soft")
+        decoded = farzi.decoded(farzi.tensors, farzi.vocabulary.readable, args.top_k)
+        shown = positions(farzi.forms, decoded[: args.sequences], args.positions)
         print("\n" + markdown(shown, texts=["input", "likeliest entries", "its label"]))
         if rows := farzi.results.metrics.get("table"):
             print("\n" + results(rows))
@@ -64,61 +55,53 @@ def command(argv: Sequence[str]) -> None:
 
 def facts(farzi: FarziData) -> dict[str, str]:
     """The facts of a summary: its source, its size, and the settings to train on it."""
-    config, metrics, recipe = farzi.config, farzi.results.metrics, farzi.results.recipe
-    learner, unnamed = (
-        recipe.get("learner"),
-        "" if farzi.processing_class is not None else ", without names",
-    )
-    made = {
-        "sequences × positions": f"{config.num_sequences:,} × {config.sequence_length:,}",
-        "numbers per position": (
-            f"{sum(config.shapes[name][-1] for name in config.learnt if name in PER_SEQUENCE):,}"
-        ),
-    }
-    if farzi.carried is not None:
-        form = INPUTS[config.inputs]
-        count, stored = (
-            sum(x.numel() for x in farzi.teacher.parameters()),
-            STORAGES[config.storage].description,
-        )
-        made = {
-            "teacher": (
-                f"{farzi.teacher.config.model_type}, {count:,} numbers"
-                + (f": {stored}" if stored else "")
-            ),
-            "inputs": (
-                f"{form.words}, {'any number of' if form.source else f'{config.num_sequences:,}'}"
-                f" rows of {config.sequence_length}"
-            ),
-            "labels": "what the teacher predicts after each id",
-        }
-    data, compressed = (
-        isinstance(x := metrics.get(name), int) and f"{x:,}"
-        for name in ("data_bytes", "data_bytes_after_xz")
-    )
-    known = {
+    config = farzi.config
+    metrics = farzi.results.metrics
+    recipe = farzi.results.recipe
+    learner = recipe.get("learner")
+    unnamed = "" if farzi.processing_class is not None else ", without names"
+    inputs = farzi.forms.inputs.words(farzi.vocabulary)
+    words = farzi.forms.labels.words(inputs, farzi.vocabulary, farzi.nbytes)
+    settings = ", ".join(f"{name} {value}" for name, value in (config.inner or {}).items())
+    rows = {
         "distilled from": metrics.get("dataset") or recipe.get("dataset"),
         "with a learner": learner.get("model_type") if isinstance(learner, dict) else None,
-        **made,
+        **words.short,
         "vocabulary": f"{config.vocab_size:,} entries{unnamed}",
-        "bytes" if farzi.carried is None else "bytes to keep": f"{farzi.nbytes:,}",
-        "bytes of the data": (
-            data + (f"; {compressed} after xz -9" if compressed else "") if data else None
-        ),
-        "to be trained with": (
-            ", ".join(f"{name} {value}" for name, value in (config.inner or {}).items()) or None
-        ),
+        words.short_size: f"{farzi.nbytes:,}",
+        "bytes of the data": _bytes_of_data(metrics),
+        "to be trained with": settings or None,
     }
-    return {name: str(value) for name, value in known.items() if value is not None}
+    return {name: str(value) for name, value in rows.items() if value is not None}
+
+
+_SIZES = {
+    "data_bytes": "",
+    "data_bytes_flat": " in flat bits",
+    "data_bytes_after_xz": " after xz -9",
+}
+"""The figures of the size of the data, and how they are told apart."""
+
+
+def _bytes_of_data(metrics: Mapping[str, Any]) -> str | None:
+    """The sizes of the data, as several ways store them."""
+    if not isinstance(metrics.get("data_bytes"), int):
+        return None
+    sizes = [
+        f"{metrics[name]:,}{words}"
+        for name, words in _SIZES.items()
+        if isinstance(metrics.get(name), int)
+    ]
+    return "; ".join(sizes)
 
 
 def positions(
-    decoded: Sequence[Sequence[dict[str, Any]]], count: int, of_ids: bool
+    forms: Forms, decoded: Sequence[Sequence[dict[str, Any]]], count: int
 ) -> list[dict[str, str]]:
-    """The first positions of these sequences, a row each; whether their inputs are ids."""
+    """The first positions of these sequences, a row each."""
 
-    def likeliest(position: dict[str, Any], kind: str = "") -> str:
-        shown = zip(position[f"{kind}tokens"], position[f"{kind}probabilities"], strict=True)
+    def likeliest(tokens: Sequence[Any], probabilities: Sequence[float]) -> str:
+        shown = zip(tokens, probabilities, strict=True)
         return ", ".join(
             f"{terminal_text(token, 40)} {probability:.2f}" for token, probability in shown
         )
@@ -126,18 +109,13 @@ def positions(
     rows = []
     for i, sequence in enumerate(decoded):
         for j, position in enumerate(sequence[:count]):
-            row = {"sequence, position": f"{i}, {j}"}
-            if of_ids:
-                row["input"] = terminal_text(position["tokens"][0], 40)
-            else:
-                row |= {
-                    "entropy (nats)": f"{position['entropy']:.2f}",
-                    "likeliest entries": likeliest(position),
+            rows.append(
+                {
+                    **forms.inputs.place(i, j),
+                    **forms.inputs.terminal_cells(position, likeliest),
+                    **forms.labels.terminal_cells(position, likeliest),
                 }
-            if "label_tokens" in position:
-                row["entropy of the label (nats)"] = f"{position['label_entropy']:.2f}"
-                row["its label"] = likeliest(position, "label_")
-            rows.append(row)
+            )
     return rows
 
 

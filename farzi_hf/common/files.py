@@ -35,29 +35,36 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 def find_file(root: Path, name: str) -> Path | None:
-    """The plain file `name` under the folder `root`; None if it does not exist, ValueError if
-    something else is there. Only one kind of link is followed: huggingface_hub's own, from a
-    snapshot in its cache to a file of the same repository.
+    """The plain file `name` under the folder `root`; None if it does not exist.
+
+    Only one kind of link is followed: huggingface_hub's own, from a snapshot in its cache to a file
+    of the same repository.
+
+    Raises:
+        ValueError: something else is there.
     """
     *folders, path = [root / part for part in accumulate(PurePosixPath(name).parts, PurePosixPath)]
     for folder in folders:
-        if (found := status_of(folder)) is None:
+        status = status_of(folder)
+        if status is None:
             return None
-        if not stat.S_ISDIR(found.st_mode):
+        if not stat.S_ISDIR(status.st_mode):
             raise ValueError(
                 f"{folder} is a link or a file where a folder is due; put the folder there, or"
                 " remove it"
             )
-    if (found := status_of(path)) is None:
+    status = status_of(path)
+    if status is None:
         return None
-    if stat.S_ISLNK(found.st_mode):
-        if (blob := _blob(root, path)) is not None:
+    if stat.S_ISLNK(status.st_mode):
+        blob = _blob(root, path)
+        if blob is not None:
             return blob
         raise ValueError(
             f"{path} is a link, which is not followed; put the file itself there, or load it by its"
             " name"
         )
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         raise ValueError(
             f"{path} is no plain file; a hard link may be a private one: put a copy there, or"
             " remove it"
@@ -69,13 +76,14 @@ def _blob(root: Path, link: Path) -> Path | None:
     """The file that `link` leads to, if `root` is a snapshot of a dataset or a model in the Hub's
     cache and the file is one of its blobs.
     """
-    snapshot, target = root.resolve(), Path(os.path.realpath(link))
-    blobs = snapshot.parent.parent / "blobs"
-    repository = blobs.parent.name
-    cached = snapshot.parent.name == "snapshots" and repository.startswith(
-        ("datasets--", "models--")
-    )
-    return target if cached and target.parent == blobs and target.is_file() else None
+    snapshot = root.resolve()
+    repository = snapshot.parent.parent
+    of_hub = repository.name.startswith(("datasets--", "models--"))
+    is_cached = snapshot.parent.name == "snapshots" and of_hub
+    target = Path(os.path.realpath(link))
+    if is_cached and target.parent == repository / "blobs" and target.is_file():
+        return target
+    return None
 
 
 def status_of(path: Path) -> os.stat_result | None:
@@ -94,17 +102,20 @@ def status_of(path: Path) -> os.stat_result | None:
 
 @contextmanager
 def exclusive(folder: str | os.PathLike) -> Iterator[None]:
-    """Locks `folder`, which is made if there is none, for this thread alone, or raises ValueError.
+    """Locks `folder`, which is made if there is none, for this thread alone.
+
     The thread may lock it a second time. It is a lock of the operating system on a file that is
     removed at the end. A process that dies loses its lock.
+
+    Raises:
+        ValueError: another thread or process has locked it.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     find_file(folder, LOCK)  # raises where it leads elsewhere
     path = folder.resolve() / LOCK
-    lock = FileLock(
-        path, is_singleton=True
-    )  # one object per path, or a thread would wait for itself
+    # One object per path, or a thread would wait for itself.
+    lock = FileLock(path, is_singleton=True)
     try:
         lock.acquire(blocking=False)
     except Timeout:
@@ -153,16 +164,17 @@ def read_plain_file(path: Path, most: int) -> bytes:
 
 
 def is_taken(folder: Path) -> bool:
-    """Whether something is there that a new folder would overwrite: a file, or a folder that is not
-    empty.
-    """
-    return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    """Whether a new folder would overwrite something: a file, or a folder that is not empty."""
+    if folder.is_dir():
+        return any(folder.iterdir())
+    return folder.exists()
 
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
-    """Replaces the file `path` by the one that `write(new_path)` writes. A crash leaves the old
-    file or none, never half a file. Raises OSError where the disk has no room, whatever error
-    `write` has for that.
+    """Replaces the file `path` by the one that `write(new_path)` writes.
+
+    A crash leaves the old file or none, never half a file. Raises OSError where the disk has no
+    room, whatever error `write` has for that.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex}")
@@ -177,8 +189,9 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def flush(path: Path) -> None:
-    """Makes `path` survive a power cut: the rename that follows must not reach the disk before the
-    file's content.
+    """Makes `path` survive a power cut.
+
+    A rename that follows must not reach the disk before the file's content.
     """
     with suppress(PermissionError):  # Windows cannot open folders
         descriptor = os.open(path, os.O_RDONLY)

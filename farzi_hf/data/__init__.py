@@ -5,6 +5,7 @@ All data become sequences of ids in a `datasets.Dataset` with the column `input_
 imports nothing of ours.
 """
 
+from farzi_hf.data.coding import StoredBytes, stored_bytes
 from farzi_hf.data.files import DataUnavailableError
 from farzi_hf.data.interactions import (
     SAMPLE_INTERACTIONS,
@@ -43,6 +44,7 @@ __all__ = [
     "DataUnavailableError",
     "Interactions",
     "SequenceCollator",
+    "StoredBytes",
     "TextData",
     "Vocabulary",
     "bpe_tokenizer",
@@ -60,6 +62,7 @@ __all__ = [
     "random_sequences",
     "recognise",
     "sequences_fingerprint",
+    "stored_bytes",
     "tokenize",
     "training_windows",
     "vocabulary_of",

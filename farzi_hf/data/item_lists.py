@@ -1,7 +1,6 @@
-"""Tables in which a row lists all items of a user, as tables with an item a row."""
+"""Columns in which each row lists ids: lists of Arrow, and texts such as [1, 2] or 1 2."""
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ _BRACKETS = r"(?s)\A\s*\[.*\]\s*\z"
 _NUMBERS = r"\A\s*-?[0-9]+([\s,]+-?[0-9]+)*\s*\z"
 _DIVIDED = r"[\s,;|]"
 _ID = re.compile(r"""\s*(?:"([^"\\]*)"|'([^'\\]*)'|([^\s,'"\[\]\\]+))\s*,?\s*""")
+"""An id in a list: in double or single quotes, or without."""
 _LEFT_OUT = "..."  # by NumPy, in the text of a long array
 
 
@@ -28,30 +28,26 @@ def lists_of(column: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray
         return column
     if not is_text(column.type):
         return None
-    texts = column.drop_null()
-    has_brackets = len(texts) > 0 and _all_match(texts, _BRACKETS)
     is_sequence = name.endswith("_seq")  # of RecBole, divided by blanks
-    if not has_brackets and not is_sequence:
-        if not lists_items([name]) or not _any_matches(texts, _DIVIDED):
-            return None
-        if not _all_match(texts, _NUMBERS):
-            raise _unclear(name, source, texts[0].as_py())
+    if not is_sequence and not _are_written_lists(column.drop_null(), name, source):
+        return None
     lists = []
     for text in column.to_pylist():
-        ids = str.split(text or "") if is_sequence else _ids(text or "")
+        ids = (text or "").split() if is_sequence else _ids(text or "")
         if ids is None:
             raise _unclear(name, source, text)
         lists.append(ids)
     return pa.chunked_array([pa.array(lists, pa.list_(pa.string()))])
 
 
-def item_a_row(
-    lists: pa.ChunkedArray, others: Sequence[pa.ChunkedArray]
-) -> tuple[pa.ChunkedArray, np.ndarray, list[pa.ChunkedArray]]:
-    """The items of all lists, the row of each, and other columns with the value of that row."""
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
-    rows = np.repeat(np.arange(len(lists)), lengths)
-    return pc.list_flatten(lists), rows, [column.take(pa.array(rows)) for column in others]
+def lengths_of(lists: pa.ChunkedArray) -> np.ndarray:
+    """The number of values in each list (n,); 0 where there is none."""
+    return pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+
+
+def row_of_each(lists: pa.ChunkedArray) -> np.ndarray:
+    """The row of each value of all lists."""
+    return np.repeat(np.arange(len(lists)), lengths_of(lists))
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -64,12 +60,23 @@ def is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
+def _are_written_lists(texts: pa.ChunkedArray, name: str, source: Any) -> bool:
+    """Whether texts write lists: all in brackets, or all numbers, in a column that is called so."""
+    if len(texts) and _all_match(texts, _BRACKETS):
+        return True
+    if not lists_items([name]) or not _any_matches(texts, _DIVIDED):
+        return False
+    if not _all_match(texts, _NUMBERS):
+        raise _unclear(name, source, texts[0].as_py())
+    return True
+
+
 def _ids(text: str) -> list[str] | None:
     """The ids in a text; None if it does not say where one ends, or leaves some out."""
-    inner = text.strip().removeprefix("[").removesuffix("]")
+    inner = text.strip().removeprefix("[").removesuffix("]").strip()
     ids = []
     place = 0
-    while place < len(inner.rstrip()):
+    while place < len(inner):
         match = _ID.match(inner, place)
         if match is None or match[3] == _LEFT_OUT:
             return None
@@ -86,8 +93,8 @@ def _unclear(name: str, source: Any, text: str) -> ValueError:
 
 
 def _all_match(texts: pa.ChunkedArray, pattern: str) -> bool:
-    return pc.all(pc.match_substring_regex(texts, pattern)).as_py() is not False
+    return pc.all(pc.match_substring_regex(texts, pattern), min_count=0).as_py()
 
 
 def _any_matches(texts: pa.ChunkedArray, pattern: str) -> bool:
-    return pc.any(pc.match_substring_regex(texts, pattern)).as_py() is True
+    return pc.any(pc.match_substring_regex(texts, pattern), min_count=0).as_py()

@@ -33,7 +33,7 @@ from farzi_hf.distillation.teacher import TEACHER_OPTIMIZERS, TeacherTraining
 from farzi_hf.distillation.trajectories import PretrainedStarts, TrajectoryBank
 from farzi_hf.engine import OPTIMIZERS, Adjoint, InnerOptimizer
 from farzi_hf.summary import FarziDataConfig
-from farzi_hf.summary.forms import INPUTS, LABELS, OwnLabels
+from farzi_hf.summary.forms import INPUTS, LABELS, DrawnInputs, Forms, forms_of
 from farzi_hf.summary.initialization import Start
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,8 @@ class FarziConfig(ConfigFields):
     def __post_init__(self) -> None:
         vars(self).update(converted(type(self), vars(self)))
         if self.labels is None:
-            self.labels = "own" if self.inputs in OwnLabels.inputs else "teacher"
+            # A name that the table does not have is refused later.
+            self.labels = INPUTS.get(self.inputs, DrawnInputs).labels_by_default
         if self.max_steps is None and self.num_train_epochs > 0:
             self.max_steps = -1
         if self.inner_optimizer is None and self.max_steps:  # which need its derivative
@@ -199,8 +200,7 @@ class FarziConfig(ConfigFields):
                 " differentiated."
             )
         size = self.synthetic_batch_size or 0
-        made_up = INPUTS[self.inputs].source is not None
-        if not made_up and size > max(
+        if not INPUTS[self.inputs].is_endless and size > max(
             self.num_sequences, self.defaults.get("synthetic_batch_size", 0)
         ):
             logger.warning(
@@ -239,7 +239,10 @@ class FarziConfig(ConfigFields):
             label_dim: e, where this config says none.
             teacher: the config of a carried one.
         """
-        own = {name for name, _, _ in settings_of(LABELS[self.labels])}
+        of_labels = {
+            "label_dim": getattr(self, "label_dim", None) or label_dim,
+            "teacher": teacher,
+        }
         copied = (
             "num_sequences",
             "sequence_length",
@@ -253,8 +256,7 @@ class FarziConfig(ConfigFields):
             **{name: getattr(self, name) for name in copied},
             vocab_size=vocab_size,
             inner=self.inner_settings(),
-            label_dim=(self.label_dim or label_dim) if "label_dim" in own else None,
-            teacher=teacher if self.labels == "teacher" else None,
+            **{name: of_labels[name] for name in LABELS[self.labels].fields},
             seed=self.seed,
         )
 
@@ -316,12 +318,21 @@ class FarziConfig(ConfigFields):
         """How a carried teacher is trained in few bits."""
         return made(Packing, self)
 
-    def make_training(self) -> SyntheticTraining:
-        """The inner loop."""
-        compiled = self.torch_compile_mode or self.torch_compile
-        window = self.window or None
-        how = {"window": window, "adjoint": self.make_adjoint(), "torch_compile": compiled}
-        return SyntheticTraining.of(self.inner_settings(), self.tau, **how)
+    def make_training(self, forms: Forms | None = None) -> SyntheticTraining:
+        """The inner loop.
+
+        Args:
+            forms: of the summary; by default those of any summary with these settings.
+        """
+        if forms is None:
+            forms = forms_of(self.summary_config(2, teacher=Vocabulary.small_learner))
+        return SyntheticTraining.of(
+            self.inner_settings(),
+            forms,
+            window=self.window or None,
+            adjoint=self.make_adjoint(),
+            torch_compile=self.torch_compile_mode or self.torch_compile,
+        )
 
     def make_objective(
         self,

@@ -25,9 +25,8 @@ from farzi_hf.engine.compiled_loop import row_of_step
 from farzi_hf.engine.devices import portions
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.endless import EndlessRows
-from farzi_hf.summary.forms import Tensors, batch_of, device_of, rows_of
+from farzi_hf.summary.forms import Forms, Tensors, device_of
 from farzi_hf.summary.inner_settings import inner_optimizer, lr_schedule
-from farzi_hf.summary.teacher import CarriedTeacher
 from farzi_hf.tasks.base import mean_and_spread
 
 
@@ -37,31 +36,26 @@ class SyntheticTraining:
 
     Args:
         optimizer: updates θ; its states start at zero.
-        tau: τ of the soft tokens.
+        forms: the inputs and the labels of the summary.
         batch_size: b_syn, synthetic sequences per inner step; None takes all μ in every step.
         window: only the last `window` of the T steps are differentiated; None differentiates all.
         adjoint: the method of differentiation; None leaves the choice to `unroll`.
         torch_compile: whether the steps are compiled, as in `unroll`.
         lr_scheduler_type: the learning rate over the steps of a training, one of `LR_SCHEDULES`; it
             rises for `warmup_steps` before.
-        teacher: that the summary carries, if it does.
-        endless: `endless(seed)` makes the rows of a training whose inputs do not run out; None
-            where the summary stores its rows.
     """
 
     optimizer: InnerOptimizer
-    tau: float
+    forms: Forms
     batch_size: int | None = None
     window: int | None = None
     adjoint: Adjoint | None = None
     torch_compile: bool = False
     lr_scheduler_type: str = "constant"
     warmup_steps: int = 0
-    teacher: CarriedTeacher | None = None
-    endless: Callable[[int], EndlessRows] | None = None
 
     @classmethod
-    def of(cls, inner: Mapping[str, Any] | None, tau: float, **how: Any) -> SyntheticTraining:
+    def of(cls, inner: Mapping[str, Any] | None, forms: Forms, **how: Any) -> SyntheticTraining:
         """The inner loop with the settings of `config.inner` of a summary, see
         `farzi_hf.summary.inner_settings`.
 
@@ -73,13 +67,7 @@ class SyntheticTraining:
         how |= {
             name: inner[name] for name in ("lr_scheduler_type", "warmup_steps") if name in inner
         }
-        return cls(optimizer, tau, inner.get("synthetic_batch_size"), **how)
-
-    def reading(self, farzi: FarziData) -> SyntheticTraining:
-        """The same on rows and labels that this summary makes, where it makes them."""
-        return replace(
-            self, teacher=farzi.carried, endless=farzi.endless if farzi.is_endless else None
-        )
+        return cls(optimizer, forms, inner.get("synthetic_batch_size"), **how)
 
     def optimizer_for(self, learner: Learner, steps: int) -> InnerOptimizer:
         """The optimizer of a training of `steps` steps: its learning rate follows the schedule, and
@@ -112,7 +100,8 @@ class SyntheticTraining:
         widen = None
         if not (self.torch_compile or isinstance(start, TrainingState)):
             # Before the summary is cut to what the next steps see.
-            start, widen = only_seen_rows(learner, summary, start, optimizer)
+            ids = self.forms.inputs.looked_up(summary)
+            start, widen = only_seen_rows(learner, ids, start, optimizer)
         summary, rows = self._compact(summary, rows, start, steps)
         loss_of_all = self._loss(learner, summary, rows)
 
@@ -159,18 +148,17 @@ class SyntheticTraining:
         """The rows of each step's minibatch (steps, b_syn); None if every step takes all. Or rows
         of which each step takes the next b_syn.
         """
-        if self.endless is not None:
+        if self.forms.inputs.is_endless:
             if self.torch_compile or self.batch_size is None:
                 raise ValueError(
                     f"torch_compile={self.torch_compile}, synthetic_batch_size={self.batch_size}:"
                     " made rows need a size, and plain code"
                 )
-            return self.endless(seed)
-        first = next(iter(summary.values()))
-        rows = minibatches(len(first), self.batch_size, steps, seed)
+            return self.forms.endless(summary, seed)
+        rows = minibatches(self.forms.count(summary), self.batch_size, steps, seed)
         if rows is None:
             return None
-        rows = rows.to(first.device)
+        rows = rows.to(device_of(summary))
         if self.torch_compile:  # code for a training of T steps is code for all others
             torch._dynamo.maybe_mark_dynamic(rows, 0)
         return rows
@@ -194,23 +182,25 @@ class SyntheticTraining:
             return summary, rows
         taken = start.step if isinstance(start, TrainingState) else 0
         seen, places = rows[taken : taken + steps].unique(return_inverse=True)
-        if len(seen) == len(next(iter(summary.values()))):
+        if len(seen) == self.forms.count(summary):
             return summary, rows
         compact = torch.full_like(rows, len(seen))  # of no sequence
         compact[taken : taken + steps] = places
-        return rows_of(summary, seen), compact
+        return self.forms.rows_of(summary, seen), compact
 
     def _loss(
         self, learner: Learner, summary: Tensors, rows: Tensor | EndlessRows | None
     ) -> InnerLoss:
         names = tuple(summary)
+        forms = self.forms
+        _ = forms.labels.teacher  # made now: compiled code cannot make it
 
         def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
             tensors = dict(zip(names, inputs, strict=True))
             read = slice(None)
             if rows is not None:
                 read = self._read(rows, step).to(device_of(tensors), non_blocking=True)
-            return learner.soft_loss(params, *batch_of(tensors, read, self.tau, self.teacher))
+            return learner.soft_loss(params, *forms.batch(tensors, read))
 
         return loss
 
@@ -229,10 +219,10 @@ rows into a copy of the embedding.
 
 @torch.inference_mode(False)  # rows are saved for a backward pass
 def only_seen_rows(
-    learner: Learner, summary: Tensors, start: Parameters, optimizer: InnerOptimizer
+    learner: Learner, ids: Tensor | None, start: Parameters, optimizer: InnerOptimizer
 ) -> tuple[Parameters, Callable[[Parameters], Parameters] | None]:
-    """The parameters of an inner loop that trains only those rows of the input embedding that the
-    summary's ids look up.
+    """The parameters of an inner loop that trains only those rows of the input embedding that
+    `ids` look up, those of the summary; None: they may look up all.
 
     The others have no gradient in any step, and an optimizer without weight decay leaves them as
     they are. So no step has to update, differentiate or keep them; parameters and gradients are
@@ -243,7 +233,6 @@ def only_seen_rows(
         The parameters, and a function that puts the rows back among the others; None where all rows
         have to train.
     """
-    ids = summary.get("input_ids")
     if ids is None or not optimizer.keeps_unused:
         return start, None
     rows = ids.long().unique()
@@ -346,8 +335,7 @@ class Students:
             read = torch.stack([training._read(each, step) for each in rows])
 
             def of_one(theta: Parameters, its_rows: Tensor) -> Tensor:
-                batch = batch_of(tensors, its_rows, training.tau, training.teacher)
-                return learner.soft_loss(theta, *batch)
+                return learner.soft_loss(theta, *training.forms.batch(tensors, its_rows))
 
             return torch.vmap(of_one)(params, read.to(self.device, non_blocking=True)).sum()
 

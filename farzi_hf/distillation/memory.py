@@ -154,7 +154,9 @@ def written_rows(farzi: FarziData, seed: int) -> Rows:
     """Ids that the carried teacher writes, whatever the inputs are: rows of ξ ids, cut after each
     end of a text.
     """
-    shares = getattr(farzi, "frequencies", torch.ones(farzi.config.vocab_size))
+    shares = farzi.forms.inputs.frequencies(farzi.tensors)
+    if shares is None:
+        shares = torch.ones(farzi.config.vocab_size)
     source = WrittenRows(farzi.teacher, shares, farzi.config.sequence_length, seed)
     ids = source.rows(0, _ROWS).numpy()
     stops = np.isin(ids, getattr(farzi.teacher.config, "eos_token_id", None))

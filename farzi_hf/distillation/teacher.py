@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -30,9 +30,8 @@ from farzi_hf.distillation.processes import broadcast, shared
 from farzi_hf.distillation.rows import RealData, real_loss, train_on, validation_loss
 from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSoap, TrainingState
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.inner_settings import lr_schedule
-from farzi_hf.summary.teacher import LinearHead, factors_of_rank
+from farzi_hf.summary.teacher import LinearHead
 
 TEACHER_OPTIMIZERS: dict[str, Callable[..., InnerOptimizer]] = {
     "adam": partial(InnerAdam, betas=(0.5, 0.999), eps=1e-4),
@@ -354,14 +353,7 @@ def label(farzi: FarziData, teachers: Sequence[Teacher]) -> None:
     factors = [_factors(farzi, teacher) for teacher in teachers]
     states = torch.cat([states / len(teachers) for states, _ in factors], dim=1)
     weight = torch.cat([weight for _, weight in factors])
-    latents, decoder = factors_of_rank(states, weight, min(farzi.config.label_dim, len(weight)))
-    missing = farzi.config.label_dim - len(decoder)
-    farzi.label_latents.copy_(nn.functional.pad(latents, (0, missing)).view_as(farzi.label_latents))
-    # Dimensions to spare: their latents are 0, so labels stay; their decoder is not, so that
-    # latents have a gradient.
-    generator = torch.Generator().manual_seed(derive(farzi.config.seed, Purpose.SPARE_LABELS))
-    spare = torch.randn(missing, decoder.shape[1], generator=generator).to(decoder)
-    farzi.label_decoder.copy_(torch.cat([decoder, spare * farzi.config.latent_std]))
+    farzi.forms.labels.begin_at(farzi.tensors, states, weight)
 
 
 def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:
@@ -374,7 +366,7 @@ def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:
         )
     head, states = linear_head(learner), []
     for first in range(0, farzi.config.num_sequences, _CHUNK):
-        inputs, _ = batch_of(farzi.tensors, slice(first, first + _CHUNK), farzi.config.tau)
+        inputs = farzi.forms.inputs.batch(farzi.tensors, slice(first, first + _CHUNK))
         states.append(learner.states(params, learner.arguments(params, inputs)).flatten(0, 1))
     return head.factors(torch.cat(states), params)
 

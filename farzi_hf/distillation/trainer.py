@@ -176,7 +176,7 @@ class FarziTrainer(Trainer):
             checkpoint_layers=args.checkpoint_layers,
         )
         self.labelling = Labelling.by(teacher, self.learner)
-        if args.labels == "teacher" and self.labelling != self.labelling.first:
+        if LABELS[args.labels].carries_teacher and self.labelling != self.labelling.first:
             raise ValueError(
                 "teacher has several models, labels='teacher' has one: give the best, or"
                 " labels='own', their mean"
@@ -213,7 +213,7 @@ class FarziTrainer(Trainer):
             )
         self.label_names = self.args.label_names or list(self.task.label_names)
         self.learner.to(self.args.device)
-        self.training = args.make_training().reading(self.model)
+        self.training = args.make_training(self.model.forms)
         self.rounding = Rounding()
         if objective is not None and args.objective != args.settings["objective"].default:
             raise ValueError(
@@ -245,12 +245,13 @@ class FarziTrainer(Trainer):
         self, args: FarziConfig, farzi_data: FarziData | None, rows: Dataset | RowStream | None
     ) -> FarziData:
         """The summary to train: the one that is given, or a new one at its start."""
+        form = LABELS[args.labels]
         config = self._summary_config(args, farzi_data)
         self._open_start: str | None = None
         """The fingerprint of a start that teachers have to complete."""
         if farzi_data is None:
             summary = FarziData(config)
-            if args.labels == "teacher":
+            if form.carries_teacher:
                 self._check_teacher(summary)
         else:
             farzi_data.config.check_equal(config)
@@ -259,14 +260,14 @@ class FarziTrainer(Trainer):
             summary.adopt_processing_class(self.task.processing_class, "processing_class")
         if farzi_data is None and rows is not None:
             args.make_start()(summary, rows, args.seed)
-            if LABELS[args.labels].by_teachers:
+            if form.by_teachers:
                 self._open_start = summary.fingerprint()
         return summary
 
     def _summary_config(self, args: FarziConfig, farzi_data: FarziData | None) -> FarziDataConfig:
         """The config of the summary that the settings ask for."""
         label_dim = None
-        if args.labels == "own":
+        if "label_dim" in LABELS[args.labels].fields:  # by default as wide as a teacher's head
             given = self.labelling.given
             of_labels = self.labelling.kinds[0] if given is None else Learner(given[0])
             label_dim = linear_head(of_labels).width

@@ -37,7 +37,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from farzi_hf.common.files import checksums, differences, exclusive, load_record, save_record
 from farzi_hf.common.text import as_written, json_text, numbers_of
 from farzi_hf.data import flatten_sequences, random_sequences
-from farzi_hf.data.sequences import id_bits
+from farzi_hf.data.coding import stored_bytes
 from farzi_hf.data.streams import described
 from farzi_hf.distillation import FarziConfig, FarziTrainer, Learner
 from farzi_hf.distillation.learner import Parameters
@@ -47,6 +47,7 @@ from farzi_hf.engine.devices import portions
 from farzi_hf.report.comparison import Comparison, with_ids
 from farzi_hf.report.trials import Suggestion, Trial, width_of, words_of
 from farzi_hf.summary import FarziData
+from farzi_hf.summary.forms import LABELS, DrawnInputs, TeacherLabels
 from farzi_hf.tasks import Task
 
 KEPT = "trials.json"
@@ -197,7 +198,7 @@ class Search:
                 f"dataset has splits {list(self.splits)}: {', '.join(sorted(missing))} is missing,"
                 " or has no row"
             )
-        if self.fixed.get("labels", "teacher") != "teacher":
+        if not LABELS[self.fixed.get("labels", TeacherLabels.name)].carries_teacher:
             raise ValueError(
                 f"labels={self.fixed['labels']!r}: trials choose summaries that carry a teacher;"
                 " leave labels out"
@@ -205,7 +206,7 @@ class Search:
         self.learners = (
             [dict(self.learner)] if self.learner is not None else list(self.task.learners)
         )
-        ids, lengths = flatten_sequences(self.splits["train"])
+        lengths = flatten_sequences(self.splits["train"])[1]
         self.vocab_size = self.task.learner_config(self.learners[0], 8).vocab_size
         # Of items, for nineteen users of twenty. Text is tested at all positions, so students read
         # all but those of two ids in a thousand.
@@ -219,7 +220,7 @@ class Search:
         )
         self.length = self.fixed.get("sequence_length", next(long_enough, max(10, most)))
         self.mean = float(min(lengths.mean(), self.length))
-        self.most = int(self.most or -(-len(ids) * id_bits(self.vocab_size) // 8))
+        self.most = int(self.most or stored_bytes(self.splits["train"], self.vocab_size).least)
         self.minutes = self.minutes or (10.0 if self.vocab_size <= 5000 else 30.0)
         self.shares = _SHARES if len(self.learners) > 1 else {**_SHARES, **_ALONE}
         some, held_out = max(20, int(_IDS / self.mean)), self.splits["validation"]
@@ -240,9 +241,9 @@ class Search:
         of_packing = {name: packed.found[name] for name in names}
         chosen = {"teacher_steps": teacher.found["teacher_steps"], **of_packing, **student.found}
         config = self.config(learner, self.output_dir, **chosen)
-        summary = FarziData.from_pretrained(self.folder / packed.found["folder"])
+        packed_summary = FarziData.from_pretrained(self.folder / packed.found["folder"])
+        summary = packed_summary.with_inputs(config.inputs)
         summary.config.inner = config.inner_settings()
-        summary.config.inputs = config.inputs
         model = self._model(teacher)
         return Suggestion(config, learner, self.trials, summary, (model, teacher), packed)
 
@@ -348,8 +349,8 @@ class Search:
         """
         optimizer = self.fixed.get("teacher_optimizer", "adam" if self.task.ranked else "soap")
         settings = {
-            "labels": "teacher",
-            "inputs": "drawn",
+            "labels": TeacherLabels.name,
+            "inputs": DrawnInputs.name,
             "num_sequences": 64,
             "sequence_length": self.length,
             "inner_epsilon": 1e-6,
@@ -645,7 +646,7 @@ class Search:
 
             def make(settings: Mapping[str, Any] = settings) -> dict[str, Any]:
                 farzi = FarziData.from_pretrained(self.folder / packed.found["folder"])
-                farzi.config.inputs = settings["inputs"]
+                farzi = farzi.with_inputs(settings["inputs"])
                 trainer = self.trainer(learner, farzi_data=farzi, **settings)
                 judged = self.judged(trainer, trainer.learner, trainer.students.on_summary(0))
                 why = f"error {judged['error'] - packed.error:+.3f} to its teacher"

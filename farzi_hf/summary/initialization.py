@@ -158,7 +158,8 @@ class Spectral(Start):
     def fill(
         self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
     ) -> None:
-        config, generator = farzi.config, stream(seed, Purpose.SUMMARY_WINDOWS)
+        config = farzi.config
+        generator = stream(seed, Purpose.SUMMARY_WINDOWS)
         kappa = CONCENTRATION if self.concentration is None else self.concentration
         tokens, lengths = start_sequences(dataset, seed)
         shape = (config.num_sequences, config.sequence_length)
@@ -166,13 +167,10 @@ class Spectral(Start):
         frequency = np.bincount(tokens, minlength=config.vocab_size) + 0.1  # no token is impossible
         log_frequency = torch.from_numpy(np.log(frequency)).float()
         log_frequency = (log_frequency - log_frequency.mean())[None]
-        vectors = (
-            token_vectors(tokens, lengths, config.vocab_size, config.latent_dim - 1, seed)
-            * kappa**0.5
-        )
-        farzi.latents.data.copy_(
-            torch.cat([torch.ones(*windows.shape, 1), vectors[windows]], dim=-1)
-        )
+        vectors = token_vectors(tokens, lengths, config.vocab_size, config.latent_dim - 1, seed)
+        vectors = vectors * kappa**0.5
+        ones = torch.ones(*windows.shape, 1)
+        farzi.latents.data.copy_(torch.cat([ones, vectors[windows]], dim=-1))
         farzi.decoder.data.copy_(torch.cat([log_frequency, vectors.T]) * config.tau)
 
 
@@ -206,8 +204,9 @@ class Clusters(Start):
     def fill(
         self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
     ) -> None:
-        config, kappa = farzi.config, 0.5 if self.concentration is None else self.concentration
-        if config.latent_dim < 3 or config.labels != "own":
+        config = farzi.config
+        kappa = 0.5 if self.concentration is None else self.concentration
+        if config.latent_dim < 3 or farzi.forms.labels.are_inputs:
             raise ValueError(
                 "initialization='clusters' needs labels='own' and latent_dim of 3, got"
                 f" {config.labels!r} and {config.latent_dim}; set them"
@@ -222,13 +221,11 @@ class Clusters(Start):
         number = min(positions, max(1, int((counts > 0).sum()) // 2))
         centres, group = _centres(points, counts.sqrt(), number, generator)
         share = torch.zeros(len(centres)).index_add_(0, group, counts) + 1e-9
-        rest = torch.multinomial(
-            share, max(1, positions - len(centres)), replacement=True, generator=generator
-        )
+        missing = max(1, positions - len(centres))
+        rest = torch.multinomial(share, missing, replacement=True, generator=generator)
         chosen = torch.cat([torch.arange(len(centres)), rest])[:positions]
-        chosen = chosen[torch.randperm(positions, generator=generator)].view(
-            config.num_sequences, -1
-        )
+        order = torch.randperm(positions, generator=generator)
+        chosen = chosen[order].view(config.num_sequences, -1)
         ones = torch.ones(*chosen.shape, 2)
         farzi.latents.data.copy_(torch.cat([2 * kappa * centres[chosen], ones], dim=-1))
         log_frequency = torch.log(counts + 0.1)[None]
@@ -255,11 +252,12 @@ def _components(vectors: Tensor, count: int) -> Tensor:
     """(V, n) to (V, count): the principal components, with zeros where there are fewer, scaled to a
     standard deviation of 1.
     """
-    centred = vectors - vectors.mean(dim=0)
-    found = centred
-    if centred.shape[1] > count:
-        found = centred @ torch.linalg.svd(centred, full_matrices=False)[2][:count].T
-    return F.pad(found / found.std().clamp_min(1e-12), (0, count - found.shape[1]))
+    components = vectors - vectors.mean(dim=0)
+    if components.shape[1] > count:
+        _, _, directions = torch.linalg.svd(components, full_matrices=False)
+        components = components @ directions[:count].T
+    scaled = components / components.std().clamp_min(1e-12)
+    return F.pad(scaled, (0, count - components.shape[1]))
 
 
 def _centres(
@@ -323,7 +321,8 @@ def _mutual_information(
     against rare contexts.
     """
     pairs, counts = np.unique(tokens * vocab_size + contexts, return_counts=True)
-    token, context = pairs // vocab_size, pairs % vocab_size
+    token = pairs // vocab_size
+    context = pairs % vocab_size
     context_share = np.bincount(contexts, minlength=vocab_size) ** smoothing
     context_share = context_share / context_share.sum()
     information = np.log(
@@ -339,20 +338,23 @@ def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
     )  # torch warns unless it is given
 
 
-# -- ids: functions of all ids of the data end to end, the length of each sequence, the shape (μ, ξ) and a generator ------  # noqa: E501
+# -- ids: functions of all ids of the data end to end, the length of each sequence, the shape (μ, ξ)
+# -- and a generator
 
 
 def real_windows(
     tokens: Array, lengths: Array, shape: tuple[int, int], generator: np.random.Generator
 ) -> Array:
     """Consecutive ids of the sequences in random order, repeated if there are too few."""
-    starts, needed, stream = np.cumsum(lengths) - lengths, shape[0] * shape[1], []
+    starts = np.cumsum(lengths) - lengths
+    missing = shape[0] * shape[1]
+    sequences = []
     for i in generator.permutation(len(lengths)):
-        if needed <= 0:
+        if missing <= 0:
             break
-        stream.append(tokens[starts[i] : starts[i] + lengths[i]])
-        needed -= lengths[i]
-    return np.resize(np.concatenate(stream), shape).astype(np.int64)
+        sequences.append(tokens[starts[i] : starts[i] + lengths[i]])
+        missing -= lengths[i]
+    return np.resize(np.concatenate(sequences), shape).astype(np.int64)
 
 
 def covering_windows(
@@ -387,7 +389,8 @@ def made_up(
     If there are more ids than positions, different ids are drawn by frequency.
     """
     ids, counts = np.unique(tokens, return_counts=True)
-    shares, size = counts / counts.sum(), shape[0] * shape[1]
+    shares = counts / counts.sum()
+    size = shape[0] * shape[1]
     if len(ids) >= size:
         drawn = generator.choice(ids, size, replace=False, p=shares)
     else:

@@ -107,6 +107,9 @@ UNKNOWN = Origin(
 ORIGINS = {each.name: each for each in (LEARNT, SOFTENED, MADE_UP, REAL, DRAWN, WRITTEN)}
 """By the name in a config."""
 
+FIGURE_OF_ROWS = "tokens.png"
+"""The plot of a summary that shows a row."""
+
 _FREE_LICENCES = {
     "afl-3.0",
     "apache-2.0",

@@ -20,7 +20,7 @@ from datasets import Dataset
 
 _INTEGERS = (np.uint8, np.uint16, np.uint32, np.uint64)
 _FREE, _RATIO = 2**25, 64
-"""The integers that coded bytes of any number may hold, and those more for each byte."""
+"""The integers that a file of any size may hold, and those more for each byte."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,14 @@ class CountedModel(ABC):
         return sum(len(coded(array)) for array in self.arrays().values())
 
 
+def check_room(count: int, nbytes: int) -> None:
+    """Raises ValueError if a file of `nbytes` bytes claims to hold far more than so many integers
+    of a text: reading them would fill the memory.
+    """
+    if count > _FREE + _RATIO * nbytes:
+        raise ValueError(f"{nbytes:,} bytes cannot hold {count:,} counts; fetch the file again")
+
+
 def coded(array: np.ndarray) -> bytes:
     """Integers ≥ 0 (n,) in the fewest whole bytes each, all first bytes before all second ones, by
     zlib. One byte before them says how many bytes an integer has.
@@ -145,12 +153,8 @@ def decoded(content: bytes, count: int, name: str) -> np.ndarray:
     """The inverse of `coded`: `count` integers, int64.
 
     Raises:
-        ValueError: the content is damaged, or claims to hold far more than its bytes can.
+        ValueError: the content is damaged, or has another number of integers.
     """
-    if count > _FREE + _RATIO * len(content):
-        raise ValueError(
-            f"{name}: {len(content):,} bytes cannot hold {count:,} counts; fetch the file again"
-        )
     size = content[0] if content else 0
     if size not in {kind().itemsize for kind in _INTEGERS}:
         raise ValueError(f"{name} is no list of counts; fetch the file again")

@@ -29,6 +29,7 @@ from scipy import sparse
 from farzi_hf.common.checks import check_size
 from farzi_hf.data.sequences import check_ids, flatten_sequences, random_sequences
 from farzi_hf.tasks.counted import CountedModel
+from farzi_hf.tasks.ranks import rank_statistics
 
 DECAYS = (0.4, 0.6, 0.8, 0.9, 1.0)
 POWERS = (0.0, 0.15, 0.3, 0.5)
@@ -266,8 +267,6 @@ class SequenceRules(CountedModel):
         """(N, 2): rank and AUC of the last item of each history, among the items that the user has
         not had; see `rank_statistics`.
         """
-        from farzi_hf.tasks.items import rank_statistics
-
         check_ids(sequences, self.vocab_size)
         ids, lengths = flatten_sequences(sequences)
         histories = np.split(ids, np.cumsum(lengths)[:-1])

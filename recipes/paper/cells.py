@@ -31,6 +31,7 @@ from farzi_hf.distillation.run import discard_checkpoints
 from farzi_hf.metrics import mean_and_spread
 from farzi_hf.report import Comparison, Measured, rows
 from farzi_hf.report.rendering import distillation_seconds
+from farzi_hf.summary.forms import LABELS
 from farzi_hf.tasks import Row, Task
 
 FULL = "full data"
@@ -218,11 +219,12 @@ def _trained(e: Experiment, cell: Cell, seed: int) -> tuple[FarziTrainer, str | 
     if args.trajectories is not None:
         record(e.data, args, seed, e.recording)
     summary = None if cell.source is None else load_file(_folder(e, cell.source, seed) / SUMMARY)
-    if summary and "label_decoder" in summary:  # its width is by default that of the learner's head
+    form = LABELS[args.labels]
+    if summary and "label_dim" in form.fields:  # by default the width of the learner's head
         args = changed(args, label_dim=len(summary["label_decoder"]))
     data = copy.copy(e.data)
     # A teacher of the kind that the source has distilled with.
-    if summary and args.labels == "teacher":
+    if summary and form.carries_teacher:
         data.settings = replace(data.settings, teacher=cell.source.learner)
     trainer = trainer_of(data, args, seed, cell.learner)
     if cell.distils:

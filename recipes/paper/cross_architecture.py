@@ -28,6 +28,7 @@ from experiment import OWN_FORM, PAPER_FORM, Experiment
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.report import RunSettings, markdown
+from farzi_hf.summary.forms import LABELS
 from farzi_hf.tasks import LanguageModeling, Recommendation, Row, Task
 
 Learners = dict[str, Mapping[str, Any]]
@@ -43,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             "cross_architecture", "Other architectures", argv, (figure,), forms=forms
         )
         learners = ARCHITECTURES[e.data.task_class](e.data.settings.learner)
-        if e.data.settings.teacher is not None and e.args.labels != "own":
+        form = LABELS[e.args.labels]
+        own = form.by_teachers and not form.carries_teacher
+        if e.data.settings.teacher is not None and not own:
             given = f"teacher is given, but labels={e.args.labels!r} has none"
             raise ValueError(f"{given}; leave it out, or take --labels own")
         teachers = sources(e.settings.teachers, e.data.settings, learners)

@@ -36,7 +36,7 @@ from farzi_hf.report import (
 )
 from farzi_hf.report.plots import plot_comparison
 from farzi_hf.report.rendering import environment
-from farzi_hf.summary.initialization import CONCENTRATION
+from farzi_hf.summary.forms import INPUTS
 from farzi_hf.tasks import Recommendation, Row, Task
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "tables"
@@ -300,19 +300,11 @@ class Experiment:
 
 def shared_facts(e: Experiment) -> dict[str, Any]:
     """The settings that all rows share."""
-    args, inputs = e.args, {"inputs": f"ids, {e.args.input_sequences.replace('_', ' ')}"}
-    if args.inputs == "soft":
-        inputs = {
-            "inputs": f"soft, d = {args.latent_dim}",
-            "start of the summary": args.initialization,
-        }
-        inputs |= (
-            {"κ": args.concentration or CONCENTRATION} if args.initialization == "spectral" else {}
-        )
+    args = e.args
     return {
         "data set": e.data.settings.dataset,
         "size": f"[{args.num_sequences}×{args.sequence_length}]",
-        **inputs,
+        **INPUTS[args.inputs].words_of_settings(args),
         "labels": args.labels,
         **({"teachers": e.data.settings.teachers} if e.data.settings.teacher is not None else {}),
         "inner steps T": args.inner_steps,

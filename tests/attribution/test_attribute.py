@@ -586,6 +586,19 @@ def test_kept_scores_of_a_model_that_trains_otherwise_are_refused(tmp_path):
             attribute(trainer(tmp_path, model), rows(2, seed=1), resume_dir=tmp_path / "parts")
 
 
+def test_damaged_scores_are_not_gone_on_from(tmp_path):
+    """A flipped bit was another score, without a word."""
+    attribute(trainer(tmp_path), rows(2, seed=1), resume_dir=tmp_path / "parts")
+    [part] = (tmp_path / "parts").iterdir()
+    content = bytearray(part.read_bytes())
+    content[-5] ^= 4
+    part.write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"resume_dir: '.*queries-0-2.safetensors' is damaged .*; remove it, and"
+    ):
+        attribute(trainer(tmp_path), rows(2, seed=1), resume_dir=tmp_path / "parts")
+
+
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_queries_are_not_kept_for_the_trainers_own_evaluations(tmp_path):
     of = trainer(tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True)

@@ -148,6 +148,30 @@ def test_labels_of_their_own_go_through_the_whole_house(tmp_path, monkeypatch, c
         )
 
 
+def test_a_summary_that_is_gone_is_made_again(distilled, tmp_path, monkeypatch, capsys):
+    """The results stayed, so the command said where to load it, and that was all."""
+    use_small_data(monkeypatch)
+    leave_out_figures(monkeypatch)
+    output = Path(shutil.copytree(distilled, tmp_path / "run"))
+    before = FarziData.from_pretrained(output / "summary").fingerprint()
+    command = [
+        "distil",
+        str(distilled.parent / "tiny.yaml"),
+        "--output_dir",
+        str(output),
+        "--compare",
+    ]
+    main(command)
+    assert "is gone" not in capsys.readouterr().err
+    shutil.rmtree(output / "summary")
+    main(command)
+    assert capsys.readouterr().err.count(f"{output}/summary is gone: it is made again\n") == 1
+    assert FarziData.from_pretrained(output / "summary").fingerprint() == before
+    assert FarziData.from_pretrained(output / "summary").results.metrics["table"]
+    main(command)
+    assert "is gone" not in capsys.readouterr().err
+
+
 def test_results_of_other_data_are_not_those_of_a_run(distilled, tmp_path, monkeypatch):
     """A folder of data may have other files by now, or `data_dir` may name another folder."""
     output = shutil.copytree(distilled, tmp_path / "run")

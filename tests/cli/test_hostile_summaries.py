@@ -600,3 +600,28 @@ def test_an_error_of_a_load_is_one_line_that_a_terminal_can_show(teachers, tmp_p
     with pytest.raises(ValueError, match=r"x1b\[2J") as refused:
         FarziData.from_pretrained(folder)
     assert str(refused.value).isprintable()
+
+
+def test_a_teacher_that_overflows_while_it_writes_is_one_line(teachers, tmp_path):
+    """It labels the row that a load tries, but not what it writes itself."""
+
+    def overflows(x: Tensor) -> Tensor:
+        x = x.clone()
+        x[4] = 3e38  # an entry of the vocabulary that the tried row has not
+        return x
+
+    tried = {"teacher.transformer.wte.weight": overflows}
+    folder = copied(teachers / "exact-written", tmp_path / "summary", tried)
+    line = refusal("train", str(folder), "--steps", "2", "--output_dir", str(tmp_path / "out"))
+    assert line.startswith("farzi train: the teacher that the summary carries predicts NaN")
+    assert not list(tmp_path.glob("out/*.safetensors"))
+
+
+def test_a_plot_with_a_name_that_no_file_can_have_is_left_out(summary, capsys):
+    tensors = load_file(summary / "farzi.safetensors")
+    files = [*listed_files(summary / "farzi.safetensors"), f"plots/{'a' * 300}.png"]
+    metadata = {"farzi": json.dumps({"files": files})}
+    save_file(tensors, summary / "farzi.safetensors", metadata=metadata)
+    main(["show", str(summary)])
+    assert "101.2" in capsys.readouterr().out
+    assert not FarziData.from_pretrained(summary).results.plots

@@ -428,13 +428,9 @@ def test_a_table_takes_variants_of_others(monkeypatch, caplog):
 
 def test_the_inner_loop_gets_its_settings():
     training = config(**UNUSUAL).make_training()
-    assert (training.tau, training.batch_size, training.window, training.adjoint) == (
-        0.5,
-        2,
-        5,
-        Tape(),
-    )
-    objective = config(**{**UNUSUAL, "trajectories": None}).make_objective()
+    assert training.forms.inputs.tau == 0.5
+    assert (training.batch_size, training.window, training.adjoint) == (2, 5, Tape())
+    objective = config(**{**UNUSUAL, "trajectories": None}).make_objective(training=training)
     assert (objective.steps, objective.steps_min, objective.training) == (12, 4, training)
     assert objective.starts is random_starts
     assert config(inner_steps=10).make_objective(training=training).training is training

@@ -15,6 +15,7 @@ from tiny_trainer import tiny_learner
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from farzi_hf import FarziData, FarziDataConfig, SASRecConfig
+from farzi_hf.common.tensors import save_tensors
 from farzi_hf.data import SequenceCollator, flatten_sequences
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.streams import RowStream
@@ -220,11 +221,14 @@ def test_a_training_that_dies_goes_on_to_the_same_end(evaluations, sequences, tm
     assert mortal.train(learner, data, 1).validation == whole.validation  # it has ended already
 
 
-@pytest.mark.parametrize("content", [b"", b"no tensors", "numbers", "others"])
+@pytest.mark.parametrize("content", [b"", b"no tensors", "numbers", "others", "flipped"])
 def test_a_file_that_holds_no_training_is_named(content, sequences, tmp_path):
     kept = tmp_path / "training.safetensors"
     if isinstance(content, bytes):
         kept.write_bytes(content)
+    elif content == "flipped":
+        save_tensors(kept, {"numbers": torch.zeros(8, dtype=torch.float64)})
+        kept.write_bytes(kept.read_bytes()[:-1] + b"\1")
     else:
         save_file({content: torch.zeros(8, dtype=torch.float64)}, kept)
     training = TeacherTraining(InnerAdam(0.02), steps=4, batch_size=8, kept=kept)
@@ -404,7 +408,7 @@ def test_the_meta_gradient_is_exact(sequences, adjoint, inputs):
     def gradients(kind):
         farzi = summary(learner, 3, inputs=inputs).double()
         inner = SyntheticTraining(
-            InnerAdam(0.02, (0.5, 0.99), 1e-3), 1.0, batch_size=2, adjoint=kind
+            InnerAdam(0.02, (0.5, 0.99), 1e-3), farzi.forms, batch_size=2, adjoint=kind
         )
         MetaMatching(inner, steps=5, steps_min=5)(learner, farzi.tensors, batch, 3).backward()
         return {name: p.grad for name, p in farzi.named_parameters()}

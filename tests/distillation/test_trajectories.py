@@ -228,6 +228,29 @@ def test_a_folder_without_trajectories_is_refused(record, tmp_path):
         TrajectoryBank(tmp_path / "omega", 1)
 
 
+def test_a_damaged_trajectory_is_refused_and_recorded_again(record, tmp_path):
+    """A flipped bit was another start, without a word."""
+    expected = all_checkpoints(record())
+    path = tmp_path / "omega" / "trajectory-00001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 4
+    path.write_bytes(content)
+    bank = TrajectoryBank(tmp_path / "omega")
+    bank.checkpoint(0, 2)
+    with pytest.raises(ValueError, match=r"trajectory-00001.safetensors' is damaged .*; remove it"):
+        bank.checkpoint(1, 2)
+    path.unlink()
+    assert all(map(torch.equal, all_checkpoints(record()), expected))
+
+
+def test_a_manifest_that_has_changed_is_refused(record, tmp_path):
+    record(num=1)
+    path = tmp_path / "omega" / MANIFEST
+    path.write_text(path.read_text().replace('"steps": 6', '"steps": 4'))
+    with pytest.raises(ValueError, match=r"no readable manifest.json .*another checksum"):
+        TrajectoryBank(tmp_path / "omega")
+
+
 # -- sampling --------------------------------------------------------------------------------------
 
 

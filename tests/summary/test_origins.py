@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import ClassVar
 
 import pytest
@@ -122,7 +123,7 @@ def test_a_carried_teachers_rows(inputs, expected, of_fixed):
 
 def test_every_form_of_inputs_says_where_its_rows_come_from():
     config = FarziDataConfig()
-    assert {name: form.origin(config) for name, form in INPUTS.items()} == {
+    assert {name: form(config).origin for name, form in INPUTS.items()} == {
         "soft": UNKNOWN,
         "tokens": UNKNOWN,
         "drawn": DRAWN,
@@ -173,6 +174,19 @@ def test_rows_are_not_shown_without_a_licence_that_allows_it(tmp_path, licence):
     assert not (tmp_path / "new").exists()
 
 
+def test_the_figure_of_a_row_goes_where_rows_go(tmp_path, plot):
+    figure = shutil.copy(plot, tmp_path / "tokens.png")
+    farzi = tiny(inputs="tokens", labels="own", origin="real")
+    metrics = {"licence": "mit"}
+    given = {"plots": [plot, figure], "metrics": metrics}
+    card, _ = saved(farzi, tmp_path / "shown", **given, show_rows=True)
+    assert "tokens.png" in card
+    card, _ = saved(farzi, tmp_path / "new")
+    assert "curve.png" in card
+    assert "tokens.png" not in card
+    assert [path.name for path in (tmp_path / "new" / "plots").iterdir()] == ["curve.png"]
+
+
 def test_rows_that_are_made_up_need_no_licence(tmp_path):
     farzi = tiny(inputs="tokens", labels="own", origin="made_up")
     card, page = saved(farzi, tmp_path)
@@ -182,14 +196,14 @@ def test_rows_that_are_made_up_need_no_licence(tmp_path):
     assert shows_rows(MADE_UP, {"licence": "other"}, show_rows=True)
 
 
-def test_a_push_shows_no_rows_either(tmp_path, monkeypatch):
+def test_a_push_shows_no_rows_either(monkeypatch):
     pushed = {}
 
     def keep(folder, *args):
         pushed.update({path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()})
 
     monkeypatch.setattr(
-        "farzi_hf.summary.farzi_data.push_folder", lambda folder, *args: keep(tmp_path / folder)
+        "farzi_hf.summary.farzi_data.upload_artefact", lambda folder, *args: keep(folder)
     )
     farzi = tiny(inputs="tokens", labels="own", origin="real")
     farzi.push_to_hub("user/farzi", processing_class=word_tokenizer())

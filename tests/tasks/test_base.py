@@ -9,6 +9,8 @@ import pytest
 
 from farzi_hf.metrics import bootstrap_interval, mean_and_spread
 from farzi_hf.tasks import Recommendation
+from farzi_hf.tasks.base import _module
+from farzi_hf.tasks.text import TokenMetrics
 
 
 def test_bootstrap_interval_is_as_wide_as_the_normal_one():
@@ -57,3 +59,12 @@ def test_a_resample_in_which_nobody_hits_makes_a_share_0_at_least_and_infinite_a
     never = ranks(MISSED, MISSED, MISSED)
     share, interval = task.ratio([[never]], [[never]])
     assert all(math.isnan(x) for x in (share, *interval))
+
+
+def test_metrics_need_no_cache(tmp_path, monkeypatch):
+    """`evaluate` makes a folder there even where it keeps all in memory."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("evaluate.config.HF_METRICS_CACHE", str(tmp_path / "file" / "cache"))
+    module = _module.__wrapped__(TokenMetrics)
+    found = module.compute(predictions=[[[1.0, 1.0, 1.0], [3.0, 0.0, 1.0]]])
+    assert found["perplexity"] == pytest.approx(math.exp(2))

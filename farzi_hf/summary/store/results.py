@@ -5,6 +5,7 @@ from typing import Any
 
 _FIGURES = (
     "data_bytes",
+    "data_bytes_flat",
     "data_bytes_after_xz",
     "data_sequences",
     "learner_parameters",

@@ -139,6 +139,12 @@ def test_of_a_strangers_summary_nothing_goes_up_as_it_was(hub, tmp_path, caplog)
         assert pushed[name] == (tmp_path / "own" / name).read_bytes(), name
     rows = load_dataset("user/farzi", split="train", cache_dir=str(tmp_path / "cache"))
     assert torch.equal(torch.tensor(list(rows["latents"])), tiny().latents)
+    FarziData.from_pretrained(folder).save_pretrained(tmp_path / "mine")
+    files = [path for path in (tmp_path / "mine").rglob("*") if path.is_file()]
+    scripts = {path.parent.name for path in files if script.encode() in path.read_bytes()}
+    assert scripts == {"plots"}
+    for name in PLAIN - {"README.md", "farzi.safetensors"}:
+        assert (tmp_path / "mine" / name).read_bytes() == (tmp_path / "own" / name).read_bytes()
 
 
 def test_a_jpeg_is_published(hub, tmp_path):

@@ -255,15 +255,19 @@ def test_no_call_of_ours_runs_code_of_a_repository():
     assert [call for call in found if "trust_remote_code=False" not in call] == []
 
 
-def test_yaml_is_read_in_one_place():
-    """Which refuses tags and aliases; see `farzi_hf.common.text.read_plain`."""
+@pytest.mark.parametrize(
+    ("call", "file"),
+    [(r"yaml\.\w*load", "text.py"), (r"AutoTokenizer\.from_pretrained", "tokenizer_file.py")],
+)
+def test_yaml_and_tokenizers_are_read_in_one_place_each(call, file):
+    """The first refuses tags and aliases, the second reads no file that a folder's files name."""
     readers = {
         path.name
         for folder in ("farzi_hf", "recipes")
         for path in (ROOT / folder).rglob("*.py")
-        if re.search(r"yaml\.\w*load", path.read_text())
+        if re.search(call, path.read_text())
     }
-    assert readers == {"text.py"}
+    assert readers == {file}
 
 
 def test_a_recipe_loses_what_names_code_with_a_warning(tmp_path, caplog):
