@@ -4,18 +4,14 @@ test row.
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import accelerate
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -23,24 +19,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from tqdm.auto import tqdm
 from transformers import PreTrainedModel, Trainer
 
 from farzi_hf.attribution.replay import Replay
-from farzi_hf.attribution.weighted_training import influence
+from farzi_hf.attribution.scoring import KeptScores, Scorer
 from farzi_hf.common.files import is_taken
-from farzi_hf.common.tensors import load_tensors, save_tensors
 from farzi_hf.data import IGNORED, vocabulary_of
 from farzi_hf.distillation import Parameters
-from farzi_hf.distillation.learner import is_constant
 from farzi_hf.engine import Adjoint, Tape
-from farzi_hf.summary.store.tensor_file import fingerprint
-
-# The share of the memory for the cotangents of queries that are scored together.
-_SHARE = 1 / 8
-# Queries that are scored together where scores are kept in a folder: a training forward and its
-# graphs back are a sixth of the work then.
-_KEPT_TOGETHER = 8
 
 _SCORES_FILE = "scores.safetensors"
 _CARD = """---
@@ -305,16 +291,9 @@ def attribute(
     if adjoint is None and trainer.args.world_size > 1:
         adjoint = Tape()  # each process would choose by its own rows
 
-    at_once = _room_for_queries(replay, weights)
-    kept = None
-    if resume_dir is not None:
-        at_once = min(at_once, _KEPT_TOGETHER)
-        identity = _identity(replay, queries, weights.shape)
-        kept = _KeptScores(Path(resume_dir), identity, writes=trainer.is_world_process_zero())
-    count = len(queries.dataset)
-    groups = [range(first, min(first + at_once, count)) for first in range(0, count, at_once)]
-    scorer = _Scorer(replay, queries, weights, adjoint)
-    scored = _scores_of_groups(scorer, groups, kept)
+    scorer = Scorer(replay, queries, weights, adjoint)
+    kept = None if resume_dir is None else KeptScores.of(scorer, Path(resume_dir))
+    scored = scorer.score(kept)
     scores = torch.cat([of_group.scores for of_group in scored])
 
     processing_class = trainer.processing_class
@@ -355,179 +334,6 @@ def _ids(replay: Replay, loader: DataLoader) -> list[list[int]]:
     """The ids of each row of a loader."""
     count = len(loader.dataset)
     return [replay.batch(loader, [row])["input_ids"][0].tolist() for row in range(count)]
-
-
-def _room_for_queries(replay: Replay, weights: Tensor) -> int:
-    """How many queries can be scored together: their derivatives in the optimizer's state, in the
-    parameters and in the weights are in memory at once.
-    """
-    device = replay.trainer.args.device
-    if device.type == "cuda":
-        _, memory = torch.cuda.mem_get_info(device)
-    else:
-        memory = psutil.virtual_memory().total
-    trained = sum(x.nbytes for x in replay.start.values() if not is_constant(x))
-    of_weights = weights.numel() * weights.element_size()
-    of_query = (replay.optimizer.fields + 1) * trained + of_weights
-    return max(1, int(_SHARE * memory // of_query))
-
-
-class _GroupScores(NamedTuple):
-    """What is found out about a group of queries."""
-
-    scores: Tensor
-    """(queries, n) or (queries, n, L), on the CPU."""
-    losses: Tensor
-    """(queries,), on the CPU."""
-
-
-class _Scorer:
-    """Scores queries, all of a group by one training forward and back.
-
-    Attributes:
-        params: θ_T by name, of what trained; empty before the first group.
-    """
-
-    def __init__(
-        self, replay: Replay, queries: DataLoader, weights: Tensor, adjoint: Adjoint | None
-    ) -> None:
-        self.replay = replay
-        self.queries = queries
-        self.weights = weights
-        self.adjoint = adjoint
-        self.params: Parameters = {}
-
-    def gradients(self, group: range) -> int:
-        """What it costs to score a group, in gradients of a step."""
-        return self._forward + self.replay.steps * self._back(group)
-
-    @property
-    def _forward(self) -> int:
-        """A gradient a step; one more if the adjoint is chosen, which takes a gradient."""
-        return self.replay.steps + (self.adjoint is None)
-
-    def _back(self, group: range) -> int:
-        """Of a step: two for a gradient with its graph, and two products for each query."""
-        return 2 * (1 + len(group))
-
-    def score(self, group: range, progress: tqdm) -> _GroupScores:
-        """The scores of a group of queries. The progress bar counts gradients."""
-        losses = []
-
-        def losses_of_queries(theta: Parameters) -> Iterator[Tensor]:
-            self.params = {name: x.detach() for name, x in theta.items() if not is_constant(x)}
-            for query in group:
-                batch = self.replay.batch(self.queries, [query])
-                loss = self.replay.learner.hard_loss(theta, batch)
-                losses.append(loss.detach())
-                yield loss
-
-        trainer = self.replay.trainer
-        # On the way back, a loss in micro-batches is evaluated twice.
-        evaluations = 1 if trainer.args.gradient_accumulation_steps == 1 else 2
-        costs = itertools.chain(
-            itertools.repeat(1, self._forward),
-            itertools.repeat(self._back(group) // evaluations),
-        )
-        replay = replace(self.replay, on_gradient=lambda: progress.update(next(costs)))
-        with trainer.accelerator.autocast():
-            scores = influence(
-                replay, losses_of_queries, weights=self.weights, adjoint=self.adjoint
-            )
-        scores = accelerate.utils.reduce(scores, "sum")  # each process knows what its rows did
-        return _GroupScores(scores.cpu().contiguous(), torch.stack(losses).cpu())
-
-
-class _KeptScores:
-    """The scores of groups of queries in a folder, for a later call that goes on.
-
-    Args:
-        folder: of the files, one for each group.
-        identity: of the training and the queries. Files of others are refused.
-        writes: whether this one of several processes writes them.
-    """
-
-    def __init__(self, folder: Path, identity: str, writes: bool) -> None:
-        self.folder = folder
-        self.identity = identity
-        self.writes = writes
-
-    def has(self, group: range) -> bool:
-        """Whether there are scores of this group."""
-        return self._file(group).exists()
-
-    def read(self, group: range) -> _GroupScores:
-        """The scores of a group.
-
-        Raises:
-            ValueError: the file is damaged, or of another training or other queries.
-        """
-        file = self._file(group)
-        try:
-            tensors, facts = load_tensors(file)
-        except ValueError as error:
-            raise ValueError(
-                f"resume_dir: {str(file)!r} is damaged ({error}); remove it, and these scores are"
-                " made again"
-            ) from None
-        if facts.get("identity") != self.identity:
-            raise ValueError(
-                f"resume_dir: {str(file)!r} is of another training or other queries; give a new"
-                " folder"
-            )
-        return _GroupScores(**tensors)
-
-    def write(self, group: range, scores: _GroupScores) -> None:
-        """Keeps the scores of a group."""
-        if self.writes:
-            save_tensors(self._file(group), scores._asdict(), identity=self.identity)
-
-    def _file(self, group: range) -> Path:
-        return self.folder / f"queries-{group.start}-{group.stop}.safetensors"
-
-
-def _scores_of_groups(
-    scorer: _Scorer, groups: list[range], kept: _KeptScores | None
-) -> list[_GroupScores]:
-    """The scores of all groups; those that are kept are not made again."""
-    trainer = scorer.replay.trainer
-    missing = [group for group in groups if kept is None or not kept.has(group)]
-    scored = []
-    with tqdm(
-        desc="Attribution",
-        unit="gradient",
-        total=sum(map(scorer.gradients, missing)),
-        disable=trainer.args.disable_tqdm or not trainer.is_world_process_zero(),
-    ) as progress:
-        for group in groups:
-            if kept is not None and kept.has(group):
-                scored.append(kept.read(group))
-                continue
-            scores = scorer.score(group, progress)
-            if kept is not None:
-                kept.write(group, scores)
-            scored.append(scores)
-    return scored
-
-
-def _identity(replay: Replay, queries: DataLoader, shape: torch.Size) -> str:
-    """A hash of all that the scores depend on: θ_0, the rows and their order, the optimizer, the
-    queries, and the shape of the weights.
-    """
-    rates = [replay.optimizer.rate(step) for step in range(1, replay.steps + 1)]
-    optimizer = replace(replay.optimizer, lr_schedule=None)  # a function, which `rates` stand for
-    model = (
-        [is_constant(x) for x in replay.start.values()],
-        replay.learner.model.config.to_json_string(),
-        replay.trainer.args.bf16,
-    )
-    settings = (*shape, replay.order, rates, optimizer, model)
-    digest = hashlib.sha256(repr(settings).encode())
-    for loader in (replay.loader, queries):
-        for row in range(len(loader.dataset)):
-            digest.update(fingerprint(replay.batch(loader, [row])).encode())
-    digest.update(fingerprint(replay.start).encode())
-    return digest.hexdigest()
 
 
 def _texts(processing_class: Any, rows: list[list[int]]) -> list[str]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from trainer_runs import run
 from transformers import AutoModelForCausalLM, Trainer
 
-from farzi_hf.attribution import Attribution, attribute, attribution
+from farzi_hf.attribution import Attribution, attribute, scoring
 from farzi_hf.attribution.replay import Replay
 from farzi_hf.cli import main
 from farzi_hf.data import SequenceCollator, word_tokenizer
@@ -228,7 +228,7 @@ def test_queries_in_groups_score_as_all_at_once(tmp_path, monkeypatch):
     of = trainer(tmp_path)
     queries = rows(3, seed=1)
     expected = attribute(of, queries)
-    monkeypatch.setattr("farzi_hf.attribution.attribution._SHARE", 0.0)  # room for one
+    monkeypatch.setattr(scoring, "_SHARE", 0.0)  # room for one
     found = attribute(of, queries)
     torch.testing.assert_close(found.scores, expected.scores)
     torch.testing.assert_close(found.losses, expected.losses)
@@ -237,7 +237,7 @@ def test_queries_in_groups_score_as_all_at_once(tmp_path, monkeypatch):
 def test_what_was_killed_goes_on_with_the_queries_that_are_missing(tmp_path, monkeypatch):
     of = trainer(tmp_path)
     queries = rows(3, seed=1)
-    of_group = attribution.influence
+    of_group = scoring.influence
     expected = attribute(of, queries)
     calls = []
 
@@ -247,8 +247,8 @@ def test_what_was_killed_goes_on_with_the_queries_that_are_missing(tmp_path, mon
             raise KeyboardInterrupt
         return of_group(*args, **kwargs)
 
-    monkeypatch.setattr(attribution, "_KEPT_TOGETHER", 2)
-    monkeypatch.setattr(attribution, "influence", killed)
+    monkeypatch.setattr(scoring, "_KEPT_TOGETHER", 2)
+    monkeypatch.setattr(scoring, "influence", killed)
     with pytest.raises(KeyboardInterrupt):
         attribute(of, queries, resume_dir=tmp_path / "parts")
     for calls_in_all in (3, 3):  # the second time, nothing is missing
