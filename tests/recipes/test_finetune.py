@@ -104,14 +104,21 @@ def test_pretrained_weights_are_where_training_starts(text, tmp_path, monkeypatc
         str(tmp_path / "out"),
     ]
     finetune.main([*folders, *FAST, "--steps", "1"])
-    table = (tmp_path / "out" / "table.csv").read_text(encoding="utf-8")
-    perplexity = {
-        row["method"]: float(row["perplexity"]) for row in csv.DictReader(table.splitlines())
-    }
+    rows = rows_of(tmp_path / "out" / "table.csv")
+    perplexity = {row["method"]: float(row["perplexity"]) for row in rows}
     assert perplexity["Farzi, soft tokens"] == pytest.approx(54, rel=0.2)
     monkeypatch.setattr(finetune, "train_stock", None)  # what is there is not trained again
     finetune.main([*folders, *FAST, "--steps", "1"])
-    assert (tmp_path / "out" / "table.csv").read_text(encoding="utf-8") == table
+    again = rows_of(tmp_path / "out" / "table.csv")
+    for row in (*rows, *again):
+        if not row["steps"]:  # what only counts is counted again
+            row["seconds"] = None
+    assert again == rows
+
+
+def rows_of(table: Path) -> list[dict[str, str]]:
+    with table.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def pretrained(folder: Path) -> tuple[list[str], torch.nn.Module]:
