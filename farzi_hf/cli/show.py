@@ -45,14 +45,9 @@ def command(argv: Sequence[str]) -> None:
                 texts=[""],
             )
         )
-        fixed = (
-            farzi
-            if farzi.carried is None
-            else farzi.materialize(min(farzi.config.num_sequences, args.sequences))
-        )
-        decoded = Decoded(fixed.tensors, fixed.config, fixed.vocabulary.readable, args.top_k)[
-            : args.sequences
-        ]
+        # At least two positions: one that is read, and one that is predicted.
+        fixed = farzi.beginning(args.sequences, max(2, args.positions))
+        decoded = Decoded(fixed.tensors, fixed.config, fixed.vocabulary.readable, args.top_k)[:]
         shown = positions(decoded, args.positions, fixed.config.inputs != "soft")
         print("\n" + markdown(shown, texts=["input", "likeliest entries", "its label"]))
         if rows := farzi.results.metrics.get("table"):

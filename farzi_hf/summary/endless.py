@@ -7,7 +7,7 @@ a time, because a generator for each row would take longer than the row.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,16 @@ class EndlessRows(ABC):
     def block(self, number: int) -> Tensor:
         """Rows `number` · 256 … (`number` + `at_once`) · 256 − 1, (256 · at_once, ξ)."""
 
+    @abstractmethod
+    def beginning(self, count: int, length: int) -> Tensor:
+        """The first ids of the first rows, (count, length), to be read by people: no others are
+        made.
+
+        Args:
+            count: at most 256.
+            length: at most ξ.
+        """
+
     def rows(self, first: int, count: int) -> Tensor:
         """Rows `first` … `first + count − 1`, (count, ξ)."""
         blocks = range(first // _BLOCK, -(-(first + count) // _BLOCK))
@@ -72,7 +82,14 @@ class DrawnRows(EndlessRows):
         self._shares = np.cumsum(self.frequencies.double().numpy())
 
     def block(self, number: int) -> Tensor:
-        uniform = stream(self.seed, Purpose.DRAWN_ROWS, number).random((_BLOCK, self.length))
+        return self._drawn(number, _BLOCK)
+
+    def beginning(self, count: int, length: int) -> Tensor:
+        return self._drawn(0, count)[:, :length]
+
+    def _drawn(self, number: int, count: int) -> Tensor:
+        """The first rows of a block, (count, ξ)."""
+        uniform = stream(self.seed, Purpose.DRAWN_ROWS, number).random((count, self.length))
         return torch.from_numpy(
             np.searchsorted(self._shares, uniform * self._shares[-1], side="right")
         )
@@ -103,47 +120,58 @@ class WrittenRows(EndlessRows):
         )  # without a cache of all positions
         return 1 if values_are_free(own) else max(1, min(_AT_ONCE, portions(own).block // logits))
 
-    @torch.no_grad()
     def block(self, number: int) -> Tensor:
-        model, possible = self._teacher, self.frequencies > 0
+        return self._written(range(number, number + self.at_once), _BLOCK, self.length)
+
+    def beginning(self, count: int, length: int) -> Tensor:
+        """As of every source; where the sums of a smaller batch are rounded otherwise, an id may
+        differ.
+        """
+        return self._written([0], count, length)
+
+    @torch.no_grad()
+    def _written(self, numbers: Sequence[int], rows: int, length: int) -> Tensor:
+        """The first rows of these blocks, (rows of all of them, length)."""
+        model = self._teacher
+        possible = self.frequencies > 0
         impossible = ~possible.to(model.device)
-        numbers = range(number, number + self.at_once)
         draws = [
-            torch.Generator().manual_seed(derive(self.seed, Purpose.WRITTEN_ROWS, i))
-            for i in numbers
+            torch.Generator().manual_seed(derive(self.seed, Purpose.WRITTEN_ROWS, number))
+            for number in numbers
         ]
-        named = (getattr(model.config, name, None) for name in ("bos_token_id", "eos_token_id"))
-        begin, end = (
-            i if isinstance(i, int) and 0 <= i < len(possible) and possible[i] else None
-            for i in named
-        )
+        begin = self._special_id("bos_token_id")
+        end = self._special_id("eos_token_id")
         first = torch.cat(
-            [torch.multinomial(self.frequencies, _BLOCK, True, generator=each) for each in draws]
+            [
+                torch.multinomial(self.frequencies, _BLOCK, True, generator=each)[:rows]
+                for each in draws
+            ]
         )
-        ids, kept = (
-            (first if begin is None else torch.full_like(first, begin))[:, None].to(model.device),
-            {},
-        )
-        while ids.shape[1] < self.length:
+        ids = first if begin is None else torch.full_like(first, begin)
+        ids = ids[:, None].to(model.device)
+        kept = {}
+        while ids.shape[1] < length:
             read = ids[:, -1:] if kept else ids  # the keys and values of the others are kept
             output = model(
                 input_ids=read, attention_mask=torch.ones_like(ids), use_cache=True, **kept
             )
-            name = (
-                "cache" if hasattr(output, "cache") else "past_key_values"
-            )  # its name before transformers 5.24
-            kept = {name: past} if (past := getattr(output, name, None)) is not None else {}
+            # Its name before transformers 5.24 is the second one.
+            name = "cache" if hasattr(output, "cache") else "past_key_values"
+            past = getattr(output, name, None)
+            kept = {} if past is None else {name: past}
             p = output.logits[:, -1].float().masked_fill(impossible, -torch.inf).softmax(-1)
-            drawn = _drawn(
-                p,
-                torch.cat([1 - torch.rand(_BLOCK, 1, generator=each) for each in draws]).to(
-                    p.device
-                ),
-            )
+            uniform = [1 - torch.rand(_BLOCK, 1, generator=each)[:rows] for each in draws]
+            drawn = _drawn(p, torch.cat(uniform).to(p.device))
             if None not in (begin, end) and begin != end:
                 drawn.masked_fill_(ids[:, -1:] == end, begin)
             ids = torch.cat([ids, drawn], dim=1)
         return ids.cpu()
+
+    def _special_id(self, name: str) -> int | None:
+        """That of the teacher's config, if it is one that may be written."""
+        value = getattr(self._teacher.config, name, None)
+        is_id = isinstance(value, int) and 0 <= value < len(self.frequencies)
+        return value if is_id and self.frequencies[value] > 0 else None
 
 
 def _drawn(p: Tensor, uniform: Tensor) -> Tensor:

@@ -28,11 +28,12 @@ from farzi_hf.common.text import without_local_paths
 from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.endless import DrawnRows, EndlessRows, RowsDataset
-from farzi_hf.summary.forms import INPUTS, batch_of, device_of
+from farzi_hf.summary.forms import INPUTS, PER_SEQUENCE, batch_of, device_of
 from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER, inner_optimizer, stock_arguments
 from farzi_hf.summary.reading import Decoded, check_numbers, decode, hard_rows
 from farzi_hf.summary.soft_tokens import SoftTokens, vocabulary_size
 from farzi_hf.summary.soft_training import SoftTokenCollator
+from farzi_hf.summary.store.budget import Budget, OverBudgetError
 from farzi_hf.summary.store.card import OF_THE_DATA, Contents
 from farzi_hf.summary.store.folder import CONFIG, TENSORS, ArtefactFolder, read_artefact
 from farzi_hf.summary.store.hub import fetch_artefact, push_folder
@@ -54,6 +55,7 @@ from farzi_hf.summary.teacher import (
 )
 
 _READ_AT_ONCE = 64  # rows that a teacher reads at once
+_WRITTEN = 3  # ids that a teacher writes when it is loaded
 _SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
 
 
@@ -87,11 +89,8 @@ class FarziData(nn.Module):
         self._results = (Results(), "")  # with the fingerprint of the tensors that they belong to
         self._names = tuple(shapes := config.shapes)
         if config.labels == "teacher":
-            self.teacher = teacher_model(config)
+            self.teacher = teacher_model(config, tensors)
             self._attention = self.teacher.config._attn_implementation
-            for name, parameter in self.teacher.named_parameters():
-                if tensors:
-                    parameter.data = tensors[TEACHER + name]
         for name, shape in shapes.items():
             if name.startswith(TEACHER):
                 continue
@@ -458,10 +457,8 @@ class FarziData(nn.Module):
             )
         if (endless := self.endless(length=length)) is not None:
             if length > self.config.sequence_length:
-                teacher, some = (
-                    self.collator().teacher,
-                    DrawnRows(self.frequencies, length, 0).rows(0, 1),
-                )
+                teacher = self.collator().teacher
+                some = DrawnRows(self.frequencies, length, 0).beginning(1, length)
                 teacher.check(teacher.tensors, some, "teacher", "give a smaller sequence_length")
             ids = endless.rows(0, num_sequences)
         else:
@@ -471,18 +468,18 @@ class FarziData(nn.Module):
                 f"num_sequences={num_sequences}, sequence_length={length}: it has"
                 f" {tuple(ids.shape)}"
             )
+        return self._labelled(ids, label_dim)
+
+    def _labelled(self, ids: Tensor, label_dim: int | None) -> FarziData:
+        """The ids (n, L) with the carried teacher's labels, as `materialize` gives them."""
         parts = [
             self.carried.labels(self.tensors, part.to(self.teacher.device))
             for part in ids.split(_READ_AT_ONCE)
         ]
-        latents, decoder = (
-            torch.cat([part.latents for part in parts]).flatten(0, 1),
-            parts[0].decoder,
-        )
-        latents, decoder = factors_of_rank(latents, decoder, label_dim)
+        latents = torch.cat([part.latents for part in parts]).flatten(0, 1)
+        latents, decoder = factors_of_rank(latents, parts[0].decoder, label_dim)
         config = FarziDataConfig(
-            num_sequences,
-            length,
+            *ids.shape,
             vocab_size=self.config.vocab_size,
             inner=self.config.inner,
             inputs="tokens",
@@ -492,12 +489,50 @@ class FarziData(nn.Module):
         )
         tensors = {
             "input_ids": ids.int().to(latents.device),
-            "label_latents": latents.view(num_sequences, length, -1),
+            "label_latents": latents.view(*ids.shape, -1),
             "label_decoder": decoder.contiguous(),
         }
         found = FarziData(config, self.processing_class, tensors)
         found._results = self._results[0], ""
         return found
+
+    @torch.no_grad()
+    def beginning(self, num_sequences: int, positions: int) -> FarziData:
+        """The first positions of the first sequences as a summary of its own, to be shown: what it
+        takes does not depend on μ and ξ.
+
+        Args:
+            num_sequences: at most 256 where rows are made.
+            positions: at least 2.
+
+        Raises:
+            ValueError: the labels of a carried teacher would take too many seconds or bytes.
+        """
+        count = min(num_sequences, self.config.num_sequences)
+        length = min(positions, self.config.sequence_length)
+        if self.carried is None:
+            tensors = {
+                name: x[:count, :length] if name in PER_SEQUENCE else x
+                for name, x in self.tensors.items()
+            }
+            config = copy.deepcopy(self.config)
+            config.num_sequences = count
+            config.sequence_length = length
+            return FarziData(config, self.processing_class, tensors)
+        try:
+            with Budget.of_load(self.config.shapes):
+                return self._labelled(self._first_ids(count, length), None)
+        except OverBudgetError as error:
+            raise ValueError(
+                f"num_sequences={count}, positions={length}: the teacher labels them too slowly"
+                f" ({error}); show fewer"
+            ) from error
+
+    def _first_ids(self, count: int, length: int) -> Tensor:
+        """The first ids of the first rows of a summary whose inputs are ids, (count, length)."""
+        if (endless := self.endless()) is not None:
+            return endless.beginning(count, length)
+        return self.input_ids[:count, :length].long()
 
     def fixed(self) -> FarziData:
         """This summary; where it carries a teacher, its first μ rows with their labels, to be read
@@ -629,16 +664,40 @@ class FarziData(nn.Module):
             tensors = storage.loaded(stored, config.shapes)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-        farzi = cls(config, load_vocabulary(artefact, config.vocab_size), tensors)
-        check_numbers(farzi.tensors, config, f"{path} is of no use, fetch another one")
-        if farzi.carried is not None:
-            ids = (
-                farzi.input_ids[:1].long() if (made := farzi.endless()) is None else made.rows(0, 1)
-            )
-            farzi.carried.check(farzi.tensors, ids, f"teacher of {path}", "fetch it again")
+        vocabulary = load_vocabulary(artefact, config.vocab_size)
+        budget = Budget.of_load(config.shapes)
+        try:
+            with budget:
+                farzi = cls(config, vocabulary, tensors)
+            check_numbers(farzi.tensors, config, f"{path} is of no use, fetch another one")
+            with budget:
+                farzi._check_teacher(budget, f"teacher of {path}")
+        except OverBudgetError as error:
+            raise ValueError(
+                f"{path} takes more than a load may cost ({error}); do not trust it"
+            ) from error
         config.adopt_vocabulary(farzi.vocabulary, "folder_or_repo")
         farzi._results = (load_results(artefact), farzi.fingerprint())
         return farzi
+
+    def _check_teacher(self, budget: Budget, source: str) -> None:
+        """Raises ValueError unless the carried teacher, if there is one, labels a row."""
+        if self.config.labels != "teacher":
+            return
+        try:
+            carried = self.carried
+            if (endless := self.endless()) is None:
+                ids = self.input_ids[:1].long()
+            else:
+                # A whole row of a teacher that writes would take it ξ calls.
+                endless.beginning(1, _WRITTEN)
+                shares = DrawnRows(self.frequencies, self.config.sequence_length, 0)
+                ids = shares.beginning(1, self.config.sequence_length)
+        except Exception as error:  # each architecture fails in its own way
+            raise ValueError(
+                f"{source} is of no use ({type(error).__name__}: {error}); fetch it again"
+            ) from error
+        carried.check(self.tensors, ids, source, "fetch it again", budget)
 
     def push_to_hub(
         self,

@@ -2,7 +2,7 @@
 whether its numbers can be used.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,10 @@ from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.store.tensor_file import SHARES
 
 CHUNK = 512
-"""Positions whose V probabilities exist at the same time."""
+"""Positions whose probabilities exist at the same time."""
+
+_BLOCK = 2**22
+"""Probabilities that exist at the same time: where V is large, those of some entries."""
 
 _AT_ONCE = 256
 """Sequences whose positions exist as Python objects at the same time."""
@@ -54,33 +57,74 @@ def decode(
 ) -> list[list[dict[str, Any]]]:
     """See `FarziData.decode`."""
     k = min(top_k, config.vocab_size)
-    names = vocabulary.names(config.vocab_size) if vocabulary.named else range(config.vocab_size)
+    known = dict(vocabulary.pairs())
+
+    def name(i: int) -> Any:
+        return known.get(i, f"[{i}]") if vocabulary.named else i
+
     if "input_ids" in tensors:
         ids = tensors["input_ids"].flatten().tolist()
-        positions = [{"tokens": [names[i]], "probabilities": [1.0], "entropy": 0.0} for i in ids]
+        positions = [{"tokens": [name(i)], "probabilities": [1.0], "entropy": 0.0} for i in ids]
     else:
-        positions = _likeliest(tensors["latents"], tensors["decoder"] / config.tau, k, names)
+        positions = _likeliest(tensors["latents"], tensors["decoder"] / config.tau, k, name)
     if "label_latents" in tensors:
-        labels = _likeliest(tensors["label_latents"], tensors["label_decoder"], k, names)
+        labels = _likeliest(tensors["label_latents"], tensors["label_decoder"], k, name)
         for position, label in zip(positions, labels, strict=True):
             position |= {f"label_{name}": value for name, value in label.items()}
     length = config.sequence_length
     return [positions[start : start + length] for start in range(0, len(positions), length)]
 
 
-def _likeliest(latents: Tensor, decoder: Tensor, k: int, names: Any) -> list[dict[str, Any]]:
+def _likeliest(
+    latents: Tensor, decoder: Tensor, k: int, name: Callable[[int], Any]
+) -> list[dict[str, Any]]:
     """The k likeliest entries of each position."""
     positions = []
     for chunk in latents.flatten(0, 1).split(CHUNK):
-        log_p = torch.log_softmax((chunk @ decoder).float(), dim=-1)
-        top = log_p.topk(k)
-        entropy = torch.special.entr(log_p.exp()).sum(-1)
-        found = top.indices.tolist(), top.values.exp().tolist(), entropy.tolist()
-        for ids, probabilities, nats in zip(*found, strict=True):
+        ids, probabilities, entropy = _summed_up(chunk, decoder, k)
+        for row in zip(ids.tolist(), probabilities.tolist(), entropy.tolist(), strict=True):
             positions.append(
-                {"tokens": [names[i] for i in ids], "probabilities": probabilities, "entropy": nats}
+                {
+                    "tokens": list(map(name, row[0])),
+                    "probabilities": row[1],
+                    "entropy": row[2],
+                }
             )
     return positions
+
+
+def _summed_up(latents: Tensor, decoder: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the distributions softmax(z), with z = latents @ decoder of shape (n, V): the ids (n, k)
+    of the likeliest entries, their probabilities (n, k), and the entropies (n,). A block of entries
+    at a time, with
+
+        s = Σ_v exp(z_v − m),   t = Σ_v exp(z_v − m) (z_v − m),   m = max_v z_v,
+
+    so that p_v = exp(z_v − m) / s, and the entropy is log s − t / s.
+    """
+    block = max(1, _BLOCK // len(latents))
+    m = top = ids = None
+    for start in range(0, decoder.shape[1], block):
+        z = (latents @ decoder[:, start : start + block]).float()
+        likeliest = z.topk(min(k, z.shape[1]))
+        if m is None:
+            top, ids = likeliest
+            m = top[:, :1]
+            s = t = torch.zeros_like(m)
+        else:
+            both = torch.cat([top, likeliest.values], dim=1)
+            top, order = both.topk(min(k, both.shape[1]))
+            ids = torch.cat([ids, likeliest.indices + start], dim=1).gather(1, order)
+            step = top[:, :1] - m
+            m = top[:, :1]
+            scale = (-step).exp()
+            t = torch.where(scale > 0, scale * (t - step * s), 0.0)
+            s = scale * s
+        z -= m
+        p = z.exp()
+        s = s + p.sum(1, keepdim=True)
+        t = t + (p * z).sum(1, keepdim=True)
+    return ids, (top - m).exp() / s, (s.log() - t / s)[:, 0]
 
 
 @torch.no_grad()
@@ -149,12 +193,8 @@ def check_numbers(tensors: Tensors, config: FarziDataConfig, remedy: str) -> Non
         if latents in tensors:
             # Cauchy-Schwarz: the product of a latent and a column of the decoder is at most the
             # product of their lengths.
-            largest = (
-                tensors[latents].double().norm(dim=-1).max()
-                * tensors[decoder].double().norm(dim=0).max()
-                / tau
-            )
-            if largest > torch.finfo(torch.float32).max:
+            longest = _longest(tensors[latents].flatten(0, 1)) * _longest(tensors[decoder].T)
+            if longest / tau > torch.finfo(torch.float32).max:
                 raise ValueError(
                     f"{latents} and {decoder} overflow the softmax for tau={tau:g}; {remedy}"
                 )
@@ -169,3 +209,9 @@ def check_numbers(tensors: Tensors, config: FarziDataConfig, remedy: str) -> Non
             raise ValueError(
                 f"input_ids holds {int(outside[0])}, outside 0 … {config.vocab_size - 1}; {remedy}"
             )
+
+
+def _longest(vectors: Tensor) -> float:
+    """The length of the longest of n vectors (n, k), in float64."""
+    blocks = vectors.split(max(1, _BLOCK // vectors.shape[1]))
+    return max(float(x.double().norm(dim=1).max()) for x in blocks)

@@ -8,13 +8,17 @@ own fields, and is first built without numbers, to see what it costs.
 
 import hashlib
 import inspect
+import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +36,7 @@ from farzi_hf.common.text import parse, parse_mapping, terminal_text
 from farzi_hf.data import Vocabulary
 from farzi_hf.models.base import NextItemConfig
 from farzi_hf.summary.store import folder as layout
+from farzi_hf.summary.store.budget import Budget
 from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of
 
 logger = logging.getLogger(__name__)
@@ -205,6 +210,7 @@ def _trial() -> None:
     """What the other process runs, without an import of ours: it uses the tokenizer on stdin, or
     ends with one line that says why not.
     """
+    import copy
     import sys
     from contextlib import suppress
 
@@ -220,6 +226,12 @@ def _trial() -> None:
 
         tokenizer = Tokenizer.from_str(sys.stdin.buffer.read().decode("utf-8"))
         ids = sorted(tokenizer.get_vocab().values())
+        largest = ids[-1] if ids else 0
+        if largest > 1000 + 2 * len(
+            ids
+        ):  # a copy walks all ids up to the largest, and so does show
+            raise ValueError(f"its largest id is {largest}, though it has {len(ids)} entries")
+        copy.deepcopy(tokenizer)  # transformers makes one
         for use in (
             lambda: tokenizer.decode(ids, skip_special_tokens=False),
             lambda: tokenizer.decode_batch([[i] for i in ids], skip_special_tokens=False),
@@ -244,6 +256,10 @@ _SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 _NUMBERS, _TENSORS, _LAYERS, _INTEGER, _FLOAT = 10**9, 5000, 1000, 10**7, 1e12
 """Limits of a learner that somebody else chose: its numbers and tensors, and each of its settings.
+"""
+_SECONDS_OF_BUILDING, _BYTES_OF_BUILDING = 1.0, 2**28
+"""Limits of making it: all operations of torch, and the numbers that come into being, though it is
+built without numbers.
 """
 
 
@@ -331,7 +347,7 @@ def learner_config(
             "%s: %s left out; only an architecture's own fields count.", source, terminal_text(left)
         )
     settings = {"model_type": kind, **plain, **sizes_of(learner, config, vocabulary)}
-    if (reason := _failure(settings)) is None:
+    if (reason := _failure(json.dumps(settings))) is None:
         return AutoConfig.for_model(**settings)
     raise ValueError(f"{source}={plain!r:.500} makes no {kind} ({reason}); mend it, or {remedy}")
 
@@ -350,16 +366,61 @@ def _is_plain(kind: type[PreTrainedConfig], name: str, value: Any) -> bool:
     return not any(isinstance(part, Mapping) for part in _leaves(value))
 
 
-def _failure(settings: Mapping[str, Any]) -> str | None:
+@lru_cache(maxsize=16)
+def _failure(settings_as_json: str) -> str | None:
     """Why no model can be made with these settings; None where one can. It is built without
     numbers, and no further than the limits.
     """
-    sizes = [0, 0]
+    settings = json.loads(settings_as_json)
+    try:
+        _check_sizes(settings)
+        with (
+            _counted_tensors(),
+            Budget(_SECONDS_OF_BUILDING, _BYTES_OF_BUILDING),
+            torch.device("meta"),
+        ):
+            AutoModelForCausalLM.from_config(
+                AutoConfig.for_model(**settings), trust_remote_code=False
+            )
+    except Exception as error:  # each architecture fails in its own way
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return None
+
+
+def _check_sizes(settings: Mapping[str, Any]) -> None:
+    """Raises ValueError if a number among the settings is too large, or the type of numbers is
+    none.
+    """
+    if settings.get("dtype") not in (None, *_DTYPES):
+        raise ValueError(f"dtype is none of {', '.join(_DTYPES)}")
+    for name, value in settings.items():
+        # GPT-Neo's lists say how often to repeat a layer.
+        is_nested = isinstance(value, list) and value != _leaves(value)
+        for x in _leaves(value):
+            if isinstance(x, float):
+                limit = _FLOAT
+            elif "layer" in name or is_nested:
+                limit = _LAYERS
+            else:
+                limit = _INTEGER
+            if isinstance(x, int | float) and not abs(x) <= limit:
+                raise ValueError(f"{name} is more than {limit:,.0f}")
+
+
+@contextmanager
+def _counted_tensors() -> Iterator[None]:
+    """A context in which this thread makes no model beyond the limits: ValueError."""
+    thread = threading.get_ident()
+    numbers = 0
+    tensors = 0
 
     def count(module: torch.nn.Module, name: str, tensor: torch.Tensor | None) -> None:
-        sizes[0] += 0 if tensor is None else tensor.numel()
-        sizes[1] += 1
-        if sizes[0] > _NUMBERS or sizes[1] > _TENSORS:
+        nonlocal numbers, tensors
+        if threading.get_ident() != thread:  # torch calls it for the models of all threads
+            return
+        numbers += 0 if tensor is None else tensor.numel()
+        tensors += 1
+        if numbers > _NUMBERS or tensors > _TENSORS:
             raise ValueError(
                 f"it has more than {_NUMBERS:,} numbers, or more than {_TENSORS:,} tensors"
             )
@@ -370,29 +431,7 @@ def _failure(settings: Mapping[str, Any]) -> str | None:
     )
     hooks = [register(count) for register in registers]
     try:
-        if settings.get("dtype") not in (None, *_DTYPES):
-            raise ValueError(f"dtype is none of {', '.join(_DTYPES)}")
-        for name, value in settings.items():
-            nested = isinstance(value, list) and value != _leaves(
-                value
-            )  # GPT-Neo's lists say how often to repeat a layer
-            for x in _leaves(value):
-                limit = (
-                    _FLOAT
-                    if isinstance(x, float)
-                    else _LAYERS
-                    if "layer" in name or nested
-                    else _INTEGER
-                )
-                if isinstance(x, int | float) and not abs(x) <= limit:
-                    raise ValueError(f"{name} is more than {limit:,.0f}")
-        with torch.device("meta"):
-            AutoModelForCausalLM.from_config(
-                AutoConfig.for_model(**settings), trust_remote_code=False
-            )
-    except Exception as error:  # each architecture fails in its own way
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        yield
     finally:
         for hook in hooks:
             hook.remove()
-    return None
