@@ -49,14 +49,16 @@ class EndlessRows(ABC):
         """Rows `number` · 256 … (`number` + `at_once`) · 256 − 1, (256 · at_once, ξ)."""
 
     @abstractmethod
-    def beginning(self, count: int, length: int) -> Tensor:
-        """The first ids of the first rows, (count, length), to be read by people: no others are
-        made.
+    def _beginning(self, count: int, length: int) -> Tensor:
+        """The first `length` ids of the first rows of block 0, (count, length)."""
 
-        Args:
-            count: at most 256.
-            length: at most ξ.
+    def beginning(self, count: int, length: int) -> Tensor:
+        """The first ids of the first rows, (count, length), to be read by people: not a whole block
+        is made for some of its rows, nor ξ ids for the first.
         """
+        if count > _BLOCK:
+            return self.rows(0, count)[:, :length]
+        return self._beginning(count, length)
 
     def rows(self, first: int, count: int) -> Tensor:
         """Rows `first` … `first + count − 1`, (count, ξ)."""
@@ -84,7 +86,7 @@ class DrawnRows(EndlessRows):
     def block(self, number: int) -> Tensor:
         return self._drawn(number, _BLOCK)
 
-    def beginning(self, count: int, length: int) -> Tensor:
+    def _beginning(self, count: int, length: int) -> Tensor:
         return self._drawn(0, count)[:, :length]
 
     def _drawn(self, number: int, count: int) -> Tensor:
@@ -123,10 +125,8 @@ class WrittenRows(EndlessRows):
     def block(self, number: int) -> Tensor:
         return self._written(range(number, number + self.at_once), _BLOCK, self.length)
 
-    def beginning(self, count: int, length: int) -> Tensor:
-        """As of every source; where the sums of a smaller batch are rounded otherwise, an id may
-        differ.
-        """
+    def _beginning(self, count: int, length: int) -> Tensor:
+        # The sums of a smaller batch may be rounded otherwise: rarely, an id differs.
         return self._written([0], count, length)
 
     @torch.no_grad()

@@ -102,7 +102,7 @@ def _summed_up(latents: Tensor, decoder: Tensor, k: int) -> tuple[Tensor, Tensor
 
     so that p_v = exp(z_v − m) / s, and the entropy is log s − t / s.
     """
-    block = max(1, _BLOCK // len(latents))
+    block = _BLOCK // max(1, len(latents))
     m = top = ids = None
     for start in range(0, decoder.shape[1], block):
         z = (latents @ decoder[:, start : start + block]).float()
