@@ -43,26 +43,36 @@ _SPECIAL: dict[str, dict[str, Any]] = {
 }
 
 
-def defaults(kind: str) -> dict[str, Any]:
-    """The fields of an architecture's own, and what they are where nobody sets them."""
-    config = CONFIG_MAPPING[kind]
-    names = {field.name for field in fields(config)} - _OF_ALL - {"vocab_size"}
-    values = vars(config())
-    return {name: values.get(name) for name in sorted(names)}
+def numbers(kind: str) -> dict[str, type]:
+    """The fields of an architecture's own that may be a number: int, or float where they may be
+    both.
+    """
+    found = {}
+    for field in fields(CONFIG_MAPPING[kind]):
+        if field.name in _OF_ALL or field.name == "vocab_size":
+            continue
+        if "float" in str(field.type):
+            found[field.name] = float
+        elif "int" in str(field.type):
+            found[field.name] = int
+    return found
 
 
 def tiny(kind: str) -> dict[str, Any]:
     """Settings of one layer of width 8, as far as whole numbers are concerned."""
+    values = {field.name: field.default for field in fields(CONFIG_MAPPING[kind])}
     settings = {
-        name: value if name.endswith("_id") else _tiny_value(name, value)
-        for name, value in defaults(kind).items()
-        if type(value) is int
+        name: values[name] if name.endswith("_id") else _tiny_value(name, values[name])
+        for name in numbers(kind)
+        if type(values[name]) is int
     }
     ids = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
     return {"model_type": kind, **settings, **ids, **_SPECIAL.get(kind, {})}
 
 
 def _tiny_value(name: str, value: int) -> int:
+    if name.endswith("vocab_size"):
+        return V
     if "layer" in name or "head" in name.replace("head_dim", ""):
         return min(value, 1)
     if "position" in name or "length" in name:

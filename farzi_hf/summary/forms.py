@@ -33,8 +33,8 @@ from farzi_hf.common.settings import setting
 from farzi_hf.summary.endless import DrawnRows, WrittenRows
 from farzi_hf.summary.initialization import INITIALIZATIONS, INPUT_SEQUENCES, Shares
 from farzi_hf.summary.soft_tokens import SoftTokens
-from farzi_hf.summary.store.tensor_file import SHARES, TEACHER
-from farzi_hf.summary.teacher import CarriedTeacher, teacher_model
+from farzi_hf.summary.store.tensor_file import SHARES
+from farzi_hf.summary.teacher import CarriedTeacher, teacher_shapes
 
 Tensors = Mapping[str, Tensor]
 """The tensors of a summary, by name."""
@@ -231,14 +231,11 @@ class TeacherLabels(Form):
 
 @lru_cache
 def _shapes_of_teacher(teacher: str, vocab_size: int, length: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of a teacher's parameters. A model is built for them without numbers."""
+    """The shapes of a teacher's parameters."""
     config = SimpleNamespace(
         teacher=json.loads(teacher), vocab_size=vocab_size, sequence_length=length
     )
-    with torch.device("meta"):
-        return {
-            TEACHER + name: tuple(x.shape) for name, x in teacher_model(config).named_parameters()
-        }
+    return teacher_shapes(config)
 
 
 INPUTS: dict[str, type[Form]] = {

@@ -33,8 +33,9 @@ from farzi_hf.data import Vocabulary
 from farzi_hf.summary.soft_tokens import SoftTokens, vocabulary_size
 from farzi_hf.summary.store.budget import Budget, OverBudgetError
 from farzi_hf.summary.store.tensor_file import TEACHER
-from farzi_hf.summary.store.untrusted import NOT_SHOWN, learner_config
+from farzi_hf.summary.store.untrusted import NOT_SHOWN, Outline, outlined_learner
 
+_SOURCE = "teacher (of config.json)"
 _SCORES, _STATES = 2**32, 10**5
 """Limits of what reading one row takes: attention scores, of at least 16 layers, and positions of
 all layers.
@@ -73,6 +74,13 @@ def plain_config(config: PreTrainedConfig) -> dict[str, Any]:
     return {"model_type": config.model_type, **settings, "vocab_size": config.vocab_size}
 
 
+def teacher_shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
+    """The shapes of the teacher's parameters, by their names in a summary with this config. Raises
+    ValueError as `teacher_model`.
+    """
+    return {TEACHER + name: shape for name, shape in _outlined(config)[1].shapes.items()}
+
+
 def teacher_model(
     config: PreTrainedConfig, tensors: Mapping[str, Tensor] | None = None
 ) -> PreTrainedModel:
@@ -85,33 +93,44 @@ def teacher_model(
         tensors: of the summary; the teacher's become its parameters. Without them, its weights mean
             nothing.
     """
-    source = "teacher (of config.json)"
-    settings = learner_config(
-        config.teacher, config, Vocabulary(), source, "fetch the summary again"
+    settings = _outlined(config)[0]
+    try:
+        with torch.random.fork_rng(devices=[]), _given_weights() if tensors else nullcontext():
+            model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
+    except Exception as error:  # each architecture fails in its own way
+        raise ValueError(
+            f"{_SOURCE} makes no {settings.model_type} ({type(error).__name__}: {error}); fetch the"
+            " summary again"
+        ) from error
+    if tensors:
+        for name, parameter in model.named_parameters():
+            parameter.data = tensors[TEACHER + name]
+    return evaluating(model)
+
+
+def _outlined(config: PreTrainedConfig) -> tuple[PreTrainedConfig, Outline]:
+    """The config of the teacher itself, and an outline of it; within all limits."""
+    settings, outline = outlined_learner(
+        config.teacher, config, Vocabulary(), _SOURCE, "fetch the summary again"
     )
     heads = _most(settings, _HEADS)
     layers = _most(settings, _LAYERS)
     length = config.sequence_length
     if length**2 * heads * max(16, layers) > _SCORES or length * layers > _STATES:
         raise ValueError(
-            f"{source} has {layers} layers with {heads} heads, too many for"
+            f"{_SOURCE} has {layers} layers with {heads} heads, too many for"
             f" sequence_length={length:,}"
         )
-    with torch.random.fork_rng(devices=[]), _given_weights() if tensors else nullcontext():
-        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
-    if vocabulary_size(model) != config.vocab_size:
+    if outline.entries != config.vocab_size:
         raise ValueError(
-            f"{source} has {vocabulary_size(model)} embeddings, but vocab_size={config.vocab_size}"
+            f"{_SOURCE} has {outline.entries} embeddings, but vocab_size={config.vocab_size}"
         )
-    if (size := sum(x.numel() for x in model.buffers())) > _BUFFERS:
+    if outline.buffers > _BUFFERS:
         raise ValueError(
-            f"{source} has {size:,} numbers beside its parameters, over {_BUFFERS:,}; give"
-            " another one"
+            f"{_SOURCE} has {outline.buffers:,} numbers beside its parameters, over {_BUFFERS:,};"
+            " give another one"
         )
-    if tensors:
-        for name, parameter in model.named_parameters():
-            parameter.data = tensors[TEACHER + name]
-    return evaluating(model)
+    return settings, outline
 
 
 def _most(settings: PreTrainedConfig, name: re.Pattern[str]) -> int:

@@ -138,7 +138,7 @@ class _Memory:
 
 # -- what an operation costs -----------------------------------------------------------------------
 
-_CALL = 3e-5
+_CALL = 6e-5
 """Seconds of an operation without numbers, and of the Python code around it."""
 _WRITE = 3e-9
 """Seconds of a number that an operation writes; more than most operations take."""

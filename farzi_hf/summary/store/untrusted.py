@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules import module as hooked
@@ -35,6 +35,7 @@ from transformers import (
 from farzi_hf.common.text import parse, parse_mapping, terminal_text
 from farzi_hf.data import Vocabulary
 from farzi_hf.models.base import NextItemConfig
+from farzi_hf.summary.soft_tokens import vocabulary_size
 from farzi_hf.summary.store import folder as layout
 from farzi_hf.summary.store.budget import Budget
 from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of
@@ -314,6 +315,20 @@ def sizes_of(
     }
 
 
+class Outline(NamedTuple):
+    """What is known of a model that was built without numbers.
+
+    Attributes:
+        shapes: of its parameters, by their names.
+        entries: of its input embedding.
+        buffers: numbers that are no parameters.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    entries: int
+    buffers: int
+
+
 def learner_config(
     learner: Any,
     config: PreTrainedConfig,
@@ -328,6 +343,13 @@ def learner_config(
     names of files and repositories, configs inside it) is left out with a warning. An error calls
     it `source`, and ends with `remedy`.
     """
+    return outlined_learner(learner, config, vocabulary, source, remedy)[0]
+
+
+def outlined_learner(
+    learner: Any, config: PreTrainedConfig, vocabulary: Vocabulary, source: str, remedy: str
+) -> tuple[PreTrainedConfig, Outline]:
+    """As `learner_config`, with an outline of the model."""
     learner = vocabulary.small_learner if learner in (None, {}) else learner
     kind = learner.get("model_type") if isinstance(learner, Mapping) else None
     known = isinstance(kind, str) and kind in CONFIG_MAPPING
@@ -347,9 +369,10 @@ def learner_config(
             "%s: %s left out; only an architecture's own fields count.", source, terminal_text(left)
         )
     settings = {"model_type": kind, **plain, **sizes_of(learner, config, vocabulary)}
-    if (reason := _failure(json.dumps(settings))) is None:
-        return AutoConfig.for_model(**settings)
-    raise ValueError(f"{source}={plain!r:.500} makes no {kind} ({reason}); mend it, or {remedy}")
+    built = _built(json.dumps(settings))
+    if isinstance(built, str):
+        raise ValueError(f"{source}={plain!r:.500} makes no {kind} ({built}); mend it, or {remedy}")
+    return AutoConfig.for_model(**settings), built
 
 
 def _is_plain(kind: type[PreTrainedConfig], name: str, value: Any) -> bool:
@@ -367,24 +390,25 @@ def _is_plain(kind: type[PreTrainedConfig], name: str, value: Any) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _failure(settings_as_json: str) -> str | None:
-    """Why no model can be made with these settings; None where one can. It is built without
-    numbers, and no further than the limits.
+def _built(settings_as_json: str) -> Outline | str:
+    """The outline of a model with these settings, which is built without numbers, and no further
+    than the limits; or why none can be made.
     """
     settings = json.loads(settings_as_json)
     try:
         _check_sizes(settings)
-        with (
-            _counted_tensors(),
-            Budget(_SECONDS_OF_BUILDING, _BYTES_OF_BUILDING),
-            torch.device("meta"),
-        ):
-            AutoModelForCausalLM.from_config(
+        budget = Budget(_SECONDS_OF_BUILDING, _BYTES_OF_BUILDING)
+        with _counted_tensors(), budget, torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
                 AutoConfig.for_model(**settings), trust_remote_code=False
             )
+        return Outline(
+            shapes={name: tuple(x.shape) for name, x in model.named_parameters()},
+            entries=vocabulary_size(model),
+            buffers=sum(x.numel() for x in model.buffers()),
+        )
     except Exception as error:  # each architecture fails in its own way
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return None
 
 
 def _check_sizes(settings: Mapping[str, Any]) -> None:
