@@ -46,8 +46,10 @@ def command(argv: Sequence[str]) -> None:
                 texts=[""],
             )
         )
-        decoded = farzi.decoded(farzi.tensors, farzi.vocabulary.readable, args.top_k)
-        shown = positions(farzi.forms, decoded[: args.sequences], args.positions)
+        # At least two positions: one that is read, and one that is predicted.
+        beginning = farzi.beginning(args.sequences, max(2, args.positions))
+        decoded = beginning.decoded(beginning.tensors, farzi.vocabulary.readable, args.top_k)
+        shown = positions(beginning.forms, decoded[:], args.positions)
         print("\n" + markdown(shown, texts=["input", "likeliest entries", "its label"]))
         if rows := farzi.results.metrics.get("table"):
             print("\n" + results(rows))

@@ -7,7 +7,7 @@ a time, because a generator for each row would take longer than the row.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,18 @@ class EndlessRows(ABC):
     def block(self, number: int) -> Tensor:
         """Rows `number` · 256 … (`number` + `at_once`) · 256 − 1, (256 · at_once, ξ)."""
 
+    @abstractmethod
+    def _beginning(self, count: int, length: int) -> Tensor:
+        """The first `length` ids of the first rows of block 0, (count, length)."""
+
+    def beginning(self, count: int, length: int) -> Tensor:
+        """The first ids of the first rows, (count, length), to be read by people: not a whole block
+        is made for some of its rows, nor ξ ids for the first.
+        """
+        if count > _BLOCK:
+            return self.rows(0, count)[:, :length]
+        return self._beginning(count, length)
+
     def rows(self, first: int, count: int) -> Tensor:
         """Rows `first` … `first + count − 1`, (count, ξ)."""
         blocks = range(first // _BLOCK, -(-(first + count) // _BLOCK))
@@ -73,7 +85,14 @@ class DrawnRows(EndlessRows):
         self._sums = np.cumsum(self.frequencies.double().numpy())
 
     def block(self, number: int) -> Tensor:
-        uniform = stream(self.seed, Purpose.DRAWN_ROWS, number).random((_BLOCK, self.length))
+        return self._drawn(number, _BLOCK)
+
+    def _beginning(self, count: int, length: int) -> Tensor:
+        return self._drawn(0, count)[:, :length]
+
+    def _drawn(self, number: int, count: int) -> Tensor:
+        """The first rows of a block, (count, ξ)."""
+        uniform = stream(self.seed, Purpose.DRAWN_ROWS, number).random((count, self.length))
         ids = np.searchsorted(self._sums, uniform * self._sums[-1], side="right")
         return torch.from_numpy(ids)
 
@@ -108,26 +127,37 @@ class WrittenRows(EndlessRows):
         logits = _BLOCK * len(self.frequencies) * positions
         return max(1, min(_AT_ONCE, portions(weight).block // logits))
 
-    @torch.no_grad()
     def block(self, number: int) -> Tensor:
+        return self._written(range(number, number + self.at_once), _BLOCK, self.length)
+
+    def _beginning(self, count: int, length: int) -> Tensor:
+        # The sums of a smaller batch may be rounded otherwise: rarely, an id differs.
+        return self._written([0], count, length)
+
+    @torch.no_grad()
+    def _written(self, numbers: Sequence[int], count: int, length: int) -> Tensor:
+        """The first rows of each of these blocks, (count of all of them, length)."""
         model = self._teacher
         impossible = ~(self.frequencies > 0).to(model.device)
         generators = [
             torch.Generator().manual_seed(derive(self.seed, Purpose.WRITTEN_ROWS, i))
-            for i in range(number, number + self.at_once)
+            for i in numbers
         ]
         begin = self._special_id("bos_token_id")
         end = self._special_id("eos_token_id")
         begins_again = begin is not None and end is not None and begin != end
         first = torch.cat(
-            [torch.multinomial(self.frequencies, _BLOCK, True, generator=g) for g in generators]
+            [
+                torch.multinomial(self.frequencies, _BLOCK, True, generator=g)[:count]
+                for g in generators
+            ]
         )
         if begin is not None:
             first = torch.full_like(first, begin)
         ids = first[:, None].to(model.device)
         finite = torch.ones((), dtype=torch.bool, device=model.device)
         past: dict[str, Any] = {}  # the keys and values of the ids before the last one
-        while ids.shape[1] < self.length:
+        while ids.shape[1] < length:
             read = ids[:, -1:] if past else ids
             mask = torch.ones_like(ids)
             output = model(input_ids=read, attention_mask=mask, use_cache=True, **past)
@@ -138,7 +168,9 @@ class WrittenRows(EndlessRows):
             logits = output.logits[:, -1].float()
             p = logits.masked_fill(impossible, -torch.inf).softmax(-1)
             finite &= p[:, 0].isfinite().all()  # a single NaN makes all of its row NaN
-            uniform = torch.cat([1 - torch.rand(_BLOCK, 1, generator=g) for g in generators])
+            uniform = torch.cat(
+                [1 - torch.rand(_BLOCK, 1, generator=g)[:count] for g in generators]
+            )
             drawn = _drawn(p, uniform.to(p.device))
             if begins_again:
                 drawn.masked_fill_(ids[:, -1:] == end, begin)

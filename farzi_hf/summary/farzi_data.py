@@ -10,6 +10,7 @@ for the sequences of one batch: no tensor has the size μ × ξ × V.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import tempfile
@@ -28,14 +29,15 @@ from farzi_hf.common.messages import escaped_messages
 from farzi_hf.common.text import publishable, terminal_text
 from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.summary.config import FarziDataConfig, check_choice
-from farzi_hf.summary.endless import EndlessRows, RowsDataset
+from farzi_hf.summary.endless import DrawnRows, EndlessRows, RowsDataset
 from farzi_hf.summary.forms import forms_of
-from farzi_hf.summary.from_teacher import materialized, summary_of_teacher
+from farzi_hf.summary.from_teacher import labelled, materialized, summary_of_teacher
 from farzi_hf.summary.inner_settings import inner_optimizer, stock_arguments
 from farzi_hf.summary.origins import Origin
-from farzi_hf.summary.reading import Decoded, check_numbers, hard_rows, rows_of_source
+from farzi_hf.summary.reading import Decoded, check_numbers, hard_rows
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.soft_training import SoftTokenCollator
+from farzi_hf.summary.store.budget import Budget, OverBudgetError
 from farzi_hf.summary.store.card import OF_THE_DATA
 from farzi_hf.summary.store.contents import Contents
 from farzi_hf.summary.store.folder import CONFIG, TENSORS, ArtefactFolder, read_artefact
@@ -47,6 +49,7 @@ from farzi_hf.summary.teacher import CarriedTeacher
 
 logger = logging.getLogger(__name__)
 
+_WRITTEN = 3  # ids that a teacher writes when it is loaded
 _SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
 
 
@@ -318,6 +321,40 @@ class FarziData(nn.Module):
         """
         return Decoded(self.forms, tensors, self.forms.endless(tensors), vocabulary, top_k)
 
+    @torch.no_grad()
+    def beginning(self, num_sequences: int, positions: int) -> FarziData:
+        """The first positions of the first sequences as a summary of its own, to be shown: what it
+        takes does not depend on μ and ξ.
+
+        Args:
+            num_sequences: at most 256 where rows are made.
+            positions: at least 2.
+
+        Raises:
+            ValueError: the labels of a carried teacher would take too many seconds or bytes.
+        """
+        count = min(num_sequences, self.config.num_sequences)
+        length = min(positions, self.config.sequence_length)
+        if not self.forms.labels.carries_teacher:
+            config = copy.deepcopy(self.config)
+            config.num_sequences = count
+            config.sequence_length = length
+            tensors = self.forms.beginning_of(self.tensors, count, length)
+            return FarziData(config, self.processing_class, tensors)
+        rows = self.endless()
+        try:
+            with Budget.of_load(self.config.shapes):
+                if rows is None:
+                    ids = self.forms.inputs.batch(self.tensors, slice(0, count))[:, :length]
+                else:
+                    ids = rows.beginning(count, length)
+                return labelled(self, ids.to(self.teacher.device))
+        except OverBudgetError as error:
+            raise ValueError(
+                f"num_sequences={count}, positions={length}: the teacher labels them too slowly"
+                f" ({error}); show fewer"
+            ) from error
+
     # -- a carried teacher -------------------------------------------------------------------------
 
     @classmethod
@@ -532,15 +569,41 @@ class FarziData(nn.Module):
             tensors = storage.loaded(stored, config.shapes)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-        farzi = cls(config, load_vocabulary(artefact, config.vocab_size), tensors)
-        check_numbers(farzi.forms, farzi.tensors, f"{path} is of no use, fetch another one")
-        if farzi.carried is not None:
-            first = rows_of_source(farzi.endless(), farzi.tensors, 0, 1)
-            ids = farzi.forms.inputs.batch(farzi.tensors, first)
-            farzi.carried.check(farzi.tensors, ids, f"teacher of {path}", "fetch it again")
+        vocabulary = load_vocabulary(artefact, config.vocab_size)
+        budget = Budget.of_load(config.shapes)
+        try:
+            with budget:
+                farzi = cls(config, vocabulary, tensors)
+            check_numbers(farzi.forms, farzi.tensors, f"{path} is of no use, fetch another one")
+            with budget:
+                farzi._check_teacher(budget, f"teacher of {path}")
+        except OverBudgetError as error:
+            raise ValueError(
+                f"{path} takes more than a load may cost ({error}); do not trust it"
+            ) from error
         config.adopt_vocabulary(farzi.vocabulary, "folder_or_repo")
         farzi._results = (load_results(artefact), farzi.fingerprint())
         return farzi
+
+    def _check_teacher(self, budget: Budget, source: str) -> None:
+        """Raises ValueError unless the carried teacher, if there is one, labels a row."""
+        if not self.forms.labels.carries_teacher:
+            return
+        length = self.config.sequence_length
+        try:
+            carried = self.carried
+            rows = self.endless()
+            if rows is None:
+                ids = self.forms.inputs.batch(self.tensors, slice(0, 1))
+            else:
+                # A whole row of a teacher that writes would take it ξ calls.
+                rows.beginning(1, min(_WRITTEN, length))
+                ids = DrawnRows(rows.frequencies, length, 0).beginning(1, length)
+        except Exception as error:  # each architecture fails in its own way
+            raise ValueError(
+                f"{source} is of no use ({type(error).__name__}: {error}); fetch it again"
+            ) from error
+        carried.check(self.tensors, ids, source, "fetch it again", budget)
 
     def push_to_hub(
         self,

@@ -92,11 +92,18 @@ def materialized(
         raise ValueError(
             f"labels={config.labels!r}: rows are fixed; materialize() is for labels='teacher'"
         )
-    ids = _first_rows(farzi, num_sequences, length)
+    return labelled(farzi, _first_rows(farzi, num_sequences, length), label_dim)
+
+
+def labelled(farzi: FarziData, ids: Tensor, label_dim: int | None = None) -> FarziData:
+    """The rows of ids (n, L) with the labels of the teacher that `farzi` carries, as a summary of
+    fixed rows.
+    """
+    config = farzi.config
+    labels = farzi.forms.labels
     latents, decoder = labels.factors(farzi.tensors, ids.to(farzi.teacher.device), label_dim)
     fixed = FarziDataConfig(
-        num_sequences,
-        length,
+        *ids.shape,
         vocab_size=config.vocab_size,
         inner=config.inner,
         inputs=TokenInputs.name,
@@ -124,7 +131,7 @@ def _first_rows(farzi: FarziData, num_sequences: int, length: int) -> Tensor:
         if length > farzi.config.sequence_length:  # the teacher was tried with fewer
             teacher = farzi.collator().forms.labels.teacher
             shares = farzi.forms.inputs.frequencies(farzi.tensors)
-            some = DrawnRows(shares, length, 0).rows(0, 1)
+            some = DrawnRows(shares, length, 0).beginning(1, length)
             teacher.check(teacher.tensors, some, "teacher", "give a smaller sequence_length")
         ids = source.rows(0, num_sequences)
     if ids.shape != (num_sequences, length):

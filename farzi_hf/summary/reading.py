@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 Tensors = Mapping[str, Tensor]
 
 CHUNK = 512
-"""Positions whose V probabilities exist at the same time."""
+"""Positions whose probabilities exist at the same time."""
+
+_BLOCK = 2**22
+"""Probabilities that exist at the same time: where V is large, those of some entries."""
 
 _AT_ONCE = 256
 """Sequences whose positions exist as Python objects at the same time."""
@@ -75,7 +78,25 @@ class Decoded(Sequence):
     @cached_property
     def _names(self) -> Sequence[Any]:
         size = self.forms.config.vocab_size
-        return self.vocabulary.names(size) if self.vocabulary.named else range(size)
+        if not self.vocabulary.named:
+            return range(size)
+        return _Names(dict(self.vocabulary.pairs()), size)
+
+
+class _Names(Sequence):
+    """The names of `size` entries, without a list of them: a stranger may have left most of them
+    out.
+    """
+
+    def __init__(self, names: Mapping[int, str], size: int) -> None:
+        self._names = names
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, i: int) -> str:
+        return self._names.get(i, f"[{i}]")
 
 
 def rows_of_source(
@@ -97,21 +118,55 @@ def likeliest_entries(tokens: SoftTokens, names: Sequence[Any], top_k: int) -> l
     decoder = None if tokens.decoder is None else tokens.decoder / tokens.tau
     positions = []
     for chunk in tokens.latents.flatten(0, 1).split(CHUNK):
-        logits = chunk / tokens.tau if decoder is None else chunk @ decoder
-        log_p = torch.log_softmax(logits.float(), dim=-1)
-        top = log_p.topk(top_k)
-        likeliest = top.indices.tolist()
-        probabilities = top.values.exp().tolist()
-        entropies = torch.special.entr(log_p.exp()).sum(-1).tolist()
-        for ids, its_probabilities, entropy in zip(
-            likeliest, probabilities, entropies, strict=True
-        ):
+        latents = chunk / tokens.tau if decoder is None else chunk
+        summed_up = _summed_up(latents, decoder, top_k)
+        for ids, its_probabilities, entropy in zip(*map(Tensor.tolist, summed_up), strict=True):
             its_names = [names[i] for i in ids]
             positions.append(
                 {"tokens": its_names, "probabilities": its_probabilities, "entropy": entropy}
             )
     length = tokens.shape[1]
     return [positions[start : start + length] for start in range(0, len(positions), length)]
+
+
+def _summed_up(
+    latents: Tensor, decoder: Tensor | None, top_k: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the distributions softmax(z), with z = latents @ decoder of shape (n, V), or z = latents:
+    the ids (n, k) of the likeliest entries, their probabilities (n, k), and the entropies (n,). A
+    block of entries at a time, with
+
+        s = Σ_v exp(z_v − m),   t = Σ_v exp(z_v − m) (z_v − m),   m = max_v z_v,
+
+    so that p_v = exp(z_v − m) / s, and the entropy is log s − t / s.
+    """
+    entries = (latents if decoder is None else decoder).shape[1]
+    block = max(1, _BLOCK // max(1, len(latents)))
+    m = top = ids = None
+    for start in range(0, entries, block):
+        some = slice(start, start + block)
+        z = (latents[:, some] if decoder is None else latents @ decoder[:, some]).float()
+        likeliest = z.topk(min(top_k, z.shape[1]))
+        if m is None:
+            top = likeliest.values
+            ids = likeliest.indices
+            m = top[:, :1]
+            s = torch.zeros_like(m)
+            t = torch.zeros_like(m)
+        else:
+            both = torch.cat([top, likeliest.values], dim=1)
+            top, order = both.topk(min(top_k, both.shape[1]))
+            ids = torch.cat([ids, likeliest.indices + start], dim=1).gather(1, order)
+            step = top[:, :1] - m
+            m = top[:, :1]
+            scale = (-step).exp()
+            t = torch.where(scale > 0, scale * (t - step * s), 0.0)
+            s = scale * s
+        z = z - m
+        p = z.exp()
+        s = s + p.sum(1, keepdim=True)
+        t = t + (p * z).sum(1, keepdim=True)
+    return ids, (top - m).exp() / s, (s.log() - t / s)[:, 0]
 
 
 # -- as ids alone ----------------------------------------------------------------------------------
@@ -199,10 +254,16 @@ def check_product(latents: str, decoder: str, tensors: Tensors, tau: float, reme
     Cauchy-Schwarz: the product of a latent and a column of the decoder is at most the product of
     their lengths.
     """
-    longest_latent = tensors[latents].double().norm(dim=-1).max()
-    longest_column = tensors[decoder].double().norm(dim=0).max()
+    longest_latent = _longest(tensors[latents].flatten(0, 1))
+    longest_column = _longest(tensors[decoder].T)
     if longest_latent * longest_column / tau > torch.finfo(torch.float32).max:
         raise ValueError(f"{latents} and {decoder} overflow the softmax for tau={tau:g}; {remedy}")
+
+
+def _longest(vectors: Tensor) -> float:
+    """The length of the longest of n vectors (n, k), in float64."""
+    blocks = vectors.split(max(1, _BLOCK // vectors.shape[1]))
+    return max(float(x.double().norm(dim=1).max()) for x in blocks)
 
 
 def check_shares(name: str, tensors: Tensors, remedy: str) -> None:

@@ -613,7 +613,8 @@ def test_a_teacher_that_overflows_while_it_writes_is_one_line(teachers, tmp_path
     tried = {"teacher.transformer.wte.weight": overflows}
     folder = copied(teachers / "exact-written", tmp_path / "summary", tried)
     line = refusal("train", str(folder), "--steps", "2", "--output_dir", str(tmp_path / "out"))
-    assert line.startswith("farzi train: the teacher that the summary carries predicts NaN")
+    assert line.startswith("farzi train: teacher of ")
+    assert "the teacher that the summary carries predicts NaN" in line
     assert not list(tmp_path.glob("out/*.safetensors"))
 
 

@@ -71,6 +71,11 @@ class Part:
         """Whether it has a row for each sequence."""
         return self.axes[:1] == ("num_sequences",)
 
+    @property
+    def is_per_position(self) -> bool:
+        """Whether such a row has an entry for each position."""
+        return self.axes[:2] == ("num_sequences", "sequence_length")
+
 
 def normal(shape: tuple[int, ...], config: FarziDataConfig) -> Tensor:
     """The begin of a tensor with normal numbers, of standard deviation `config.latent_std`."""

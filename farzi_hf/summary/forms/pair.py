@@ -49,6 +49,14 @@ class Forms:
         """The summary of the sequences `rows (n,)` alone, differentiable in the whole one."""
         return {name: x[rows] if name in self._per_sequence else x for name, x in tensors.items()}
 
+    def beginning_of(self, tensors: Tensors, count: int, length: int) -> dict[str, Tensor]:
+        """The first positions of the first sequences that are stored."""
+        beginning = self.rows_of(tensors, slice(0, count))
+        for name, part in self.parts.items():
+            if part.is_per_position:
+                beginning[name] = beginning[name][:, :length]
+        return beginning
+
     def endless(
         self, tensors: Tensors, seed: int | None = None, length: int | None = None
     ) -> EndlessRows | None:

@@ -41,8 +41,13 @@ from farzi_hf.summary.forms.common_labels import (
 from farzi_hf.summary.forms.words import SHOWN, InputWords, LabelWords
 from farzi_hf.summary.reading import likeliest_entries
 from farzi_hf.summary.soft_tokens import SoftTokens
-from farzi_hf.summary.store.tensor_file import STORAGES, TEACHER
-from farzi_hf.summary.teacher import CarriedTeacher, factors_of_rank, teacher_model
+from farzi_hf.summary.store.tensor_file import STORAGES
+from farzi_hf.summary.teacher import (
+    CarriedTeacher,
+    factors_of_rank,
+    teacher_model,
+    teacher_shapes,
+)
 
 if TYPE_CHECKING:
     from farzi_hf.summary.config import FarziDataConfig
@@ -123,10 +128,8 @@ class TeacherLabels(Labels):
 
     def register(self, farzi: nn.Module, given: Tensors | None) -> None:
         """Makes the model `farzi.teacher`."""
+        self.model = teacher_model(self.config, given)
         farzi.add_module("teacher", self.model)
-        if given is not None:
-            for name, parameter in self.model.named_parameters():
-                parameter.data = given[TEACHER + name]
 
     def shared(self, tensors: Tensors) -> dict[str, Tensor]:
         """Nothing: the model has them, see `on_cpu`."""
@@ -262,10 +265,8 @@ class TeacherLabels(Labels):
 
 @lru_cache
 def _shapes_of_teacher(teacher: str, vocab_size: int, length: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of a teacher's parameters. A model is built for them without numbers."""
+    """The shapes of a teacher's parameters, by their names in a summary."""
     config = SimpleNamespace(
         teacher=json.loads(teacher), vocab_size=vocab_size, sequence_length=length
     )
-    with torch.device("meta"):
-        model = teacher_model(config)
-    return {TEACHER + name: tuple(x.shape) for name, x in model.named_parameters()}
+    return teacher_shapes(config)

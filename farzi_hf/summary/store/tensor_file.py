@@ -36,7 +36,7 @@ SHARES = "frequencies"
 """The tensor (V,) with the shares of the vocabulary's entries, from which ids are drawn."""
 TEACHER = "teacher."
 """What the names of a carried teacher's parameters begin with, among the tensors of a summary."""
-_FREE, _RATIO = 2**25, 64
+_FREE, _RATIO = 2**22, 32
 """The numbers that coded bytes of any number may hold, and those more for each byte: zeros alone
 would be a thousand.
 """

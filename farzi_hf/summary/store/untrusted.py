@@ -6,12 +6,16 @@ of plain values of its architecture's own fields, and is first built without num
 costs.
 """
 
+import json
 import logging
 import shutil
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules import module as hooked
@@ -34,7 +38,9 @@ from farzi_hf.data.tokenizer_file import (
 )
 from farzi_hf.data.vocabulary import item_names
 from farzi_hf.models.base import NextItemConfig
+from farzi_hf.summary.soft_tokens import vocabulary_size
 from farzi_hf.summary.store import folder as layout
+from farzi_hf.summary.store.budget import Budget
 from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of
 
 logger = logging.getLogger(__name__)
@@ -102,6 +108,10 @@ _DTYPES = ("float16", "bfloat16", "float32", "float64")
 _NUMBERS, _TENSORS, _LAYERS, _INTEGER, _FLOAT = 10**9, 5000, 1000, 10**7, 1e12
 """Limits of a learner that somebody else chose: its numbers and tensors, and each of its settings.
 """
+_SECONDS_OF_BUILDING, _BYTES_OF_BUILDING = 1.0, 2**28
+"""Limits of making it: all operations of torch, and the numbers that come into being, though it is
+built without numbers.
+"""
 
 
 def _leaves(value: Any) -> list[Any]:
@@ -155,7 +165,20 @@ def sizes_of(
     }
 
 
-@escaped_messages
+class Outline(NamedTuple):
+    """What is known of a model that was built without numbers.
+
+    Attributes:
+        shapes: of its parameters, by their names.
+        entries: of its input embedding.
+        buffers: numbers that are no parameters.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    entries: int
+    buffers: int
+
+
 def learner_config(
     learner: Any,
     config: PreTrainedConfig,
@@ -170,6 +193,14 @@ def learner_config(
     names of files and repositories, configs inside it) is left out with a warning. An error calls
     it `source`, and ends with `remedy`.
     """
+    return outlined_learner(learner, config, vocabulary, source, remedy)[0]
+
+
+@escaped_messages
+def outlined_learner(
+    learner: Any, config: PreTrainedConfig, vocabulary: Vocabulary, source: str, remedy: str
+) -> tuple[PreTrainedConfig, Outline]:
+    """As `learner_config`, with an outline of the model."""
     learner = vocabulary.small_learner if learner in (None, {}) else learner
     kind = learner.get("model_type") if isinstance(learner, Mapping) else None
     known = isinstance(kind, str) and kind in CONFIG_MAPPING
@@ -189,9 +220,10 @@ def learner_config(
             "%s: %s left out; only an architecture's own fields count.", source, terminal_text(left)
         )
     settings = {"model_type": kind, **plain, **sizes_of(learner, config, vocabulary)}
-    if (reason := _failure(settings)) is None:
-        return AutoConfig.for_model(**settings)
-    raise ValueError(f"{source}={plain!r:.500} makes no {kind} ({reason}); mend it, or {remedy}")
+    built = _built(json.dumps(settings))
+    if isinstance(built, str):
+        raise ValueError(f"{source}={plain!r:.500} makes no {kind} ({built}); mend it, or {remedy}")
+    return AutoConfig.for_model(**settings), built
 
 
 def _is_plain(kind: type[PreTrainedConfig], name: str, value: Any) -> bool:
@@ -208,16 +240,62 @@ def _is_plain(kind: type[PreTrainedConfig], name: str, value: Any) -> bool:
     return not any(isinstance(part, Mapping) for part in _leaves(value))
 
 
-def _failure(settings: Mapping[str, Any]) -> str | None:
-    """Why no model can be made with these settings; None where one can. It is built without
-    numbers, and no further than the limits.
+@lru_cache(maxsize=16)
+def _built(settings_as_json: str) -> Outline | str:
+    """The outline of a model with these settings, which is built without numbers, and no further
+    than the limits; or why none can be made.
     """
-    sizes = [0, 0]
+    settings = json.loads(settings_as_json)
+    try:
+        _check_sizes(settings)
+        budget = Budget(_SECONDS_OF_BUILDING, _BYTES_OF_BUILDING)
+        with _counted_tensors(), budget, torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                AutoConfig.for_model(**settings), trust_remote_code=False
+            )
+        return Outline(
+            shapes={name: tuple(x.shape) for name, x in model.named_parameters()},
+            entries=vocabulary_size(model),
+            buffers=sum(x.numel() for x in model.buffers()),
+        )
+    except Exception as error:  # each architecture fails in its own way
+        return terminal_text(f"{type(error).__name__}: {' '.join(str(error).split())}", 500)
+
+
+def _check_sizes(settings: Mapping[str, Any]) -> None:
+    """Raises ValueError if a number among the settings is too large, or the type of numbers is
+    none.
+    """
+    if settings.get("dtype") not in (None, *_DTYPES):
+        raise ValueError(f"dtype is none of {', '.join(_DTYPES)}")
+    for name, value in settings.items():
+        # GPT-Neo's lists say how often to repeat a layer.
+        is_nested = isinstance(value, list) and value != _leaves(value)
+        for x in _leaves(value):
+            if isinstance(x, float):
+                limit = _FLOAT
+            elif "layer" in name or is_nested:
+                limit = _LAYERS
+            else:
+                limit = _INTEGER
+            if isinstance(x, int | float) and not abs(x) <= limit:
+                raise ValueError(f"{name} is more than {limit:,.0f}")
+
+
+@contextmanager
+def _counted_tensors() -> Iterator[None]:
+    """A context in which this thread makes no model beyond the limits: ValueError."""
+    thread = threading.get_ident()
+    numbers = 0
+    tensors = 0
 
     def count(module: torch.nn.Module, name: str, tensor: torch.Tensor | None) -> None:
-        sizes[0] += 0 if tensor is None else tensor.numel()
-        sizes[1] += 1
-        if sizes[0] > _NUMBERS or sizes[1] > _TENSORS:
+        nonlocal numbers, tensors
+        if threading.get_ident() != thread:  # torch calls it for the models of all threads
+            return
+        numbers += 0 if tensor is None else tensor.numel()
+        tensors += 1
+        if numbers > _NUMBERS or tensors > _TENSORS:
             raise ValueError(
                 f"it has more than {_NUMBERS:,} numbers, or more than {_TENSORS:,} tensors"
             )
@@ -228,29 +306,7 @@ def _failure(settings: Mapping[str, Any]) -> str | None:
     )
     hooks = [register(count) for register in registers]
     try:
-        if settings.get("dtype") not in (None, *_DTYPES):
-            raise ValueError(f"dtype is none of {', '.join(_DTYPES)}")
-        for name, value in settings.items():
-            nested = isinstance(value, list) and value != _leaves(
-                value
-            )  # GPT-Neo's lists say how often to repeat a layer
-            for x in _leaves(value):
-                limit = (
-                    _FLOAT
-                    if isinstance(x, float)
-                    else _LAYERS
-                    if "layer" in name or nested
-                    else _INTEGER
-                )
-                if isinstance(x, int | float) and not abs(x) <= limit:
-                    raise ValueError(f"{name} is more than {limit:,.0f}")
-        with torch.device("meta"):
-            AutoModelForCausalLM.from_config(
-                AutoConfig.for_model(**settings), trust_remote_code=False
-            )
-    except Exception as error:  # each architecture fails in its own way
-        return terminal_text(f"{type(error).__name__}: {' '.join(str(error).split())}", 500)
+        yield
     finally:
         for hook in hooks:
             hook.remove()
-    return None

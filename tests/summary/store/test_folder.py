@@ -368,10 +368,12 @@ def test_what_transformers_would_make_of_other_entries_is_left_out(folder):
         torch_dtype="os",
         rope_scaling=3,
         per_layer_config=[],
-        note="of nobody",
+        note="of somebody",
+        auto_map={"AutoConfig": "code.Config"},
     )
     farzi = FarziData.from_pretrained(folder)
-    assert not hasattr(farzi.config, "note")
+    assert farzi.config.note == "of somebody"
+    assert not hasattr(farzi.config, "auto_map")
     assert farzi.config.dtype is None
     farzi.save_pretrained(folder)
 
