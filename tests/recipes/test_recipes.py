@@ -174,8 +174,7 @@ def test_a_run_leaves_a_table_and_plots(finished_text):
     assert (
         f"{metrics['data_bytes']:,} bytes as an entropy coder stores them,"
         f" {metrics['data_bytes_flat']:,} in flat bits; {metrics['data_bytes_after_xz']:,} bytes"
-        " after xz -9"
-        in (output / "summary" / "README.md").read_text()
+        " after xz -9" in (output / "summary" / "README.md").read_text()
     )
     for name in ("distillation", "comparison", "tokens"):
         ours, published = (output / place / "plots" / f"{name}.png" for place in (".", "summary"))
