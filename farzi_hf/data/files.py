@@ -62,8 +62,8 @@ def unreadable(source: str | Path, error: Exception) -> ValueError:
     if type(error) is LookupError:  # of `rows_of`
         return ValueError(f"{str(source)!r}: {reason(error)}")
     return ValueError(
-        f"{str(source)!r} cannot be read ({reason(error)}): it is damaged, not what its ending says,"
-        " or a text in another encoding: save that as UTF-8"
+        f"{str(source)!r} cannot be read ({reason(error)}): it is damaged, or not what its ending"
+        " says, or a text in another encoding: save that as UTF-8"
     )
 
 

@@ -1,7 +1,7 @@
-"""What rows of text look like: tables of interactions without a header, in the `FORMS` that mean one
-thing each, and other tables.
+"""What rows of text look like: tables of interactions without a header, and other tables.
 
-A row is the list of its cells. Rows are the first ones of a file, at most a hundred.
+Each of the `FORMS` of interactions means one thing. A row is the list of its cells. Rows are the
+first ones of a file, at most a hundred.
 """
 
 import re
@@ -128,7 +128,7 @@ FORMS = (
     Form(("user", "item"), _are_grouped_pairs),
     Form(("user", "items"), _are_numbered_lists, lists_items=True),
 )
-"""Interactions without a header, as MovieLens and Amazon, and SASRec and its followers have them."""
+"""As MovieLens and Amazon have interactions without a header, and SASRec and its followers."""
 
 
 # -- cells and rows --------------------------------------------------------------------------------

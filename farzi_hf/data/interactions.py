@@ -123,7 +123,9 @@ class Interactions:
         """Each user's items before the two ends (users, 2), and all of them, as far as an end adds
         some.
         """
-        train, validation, test = [], [], []
+        train: list[np.ndarray] = []
+        validation: list[np.ndarray] = []
+        test: list[np.ndarray] = []
         for sequence, (first, second) in zip(self.sequences, ends, strict=True):
             if first:
                 train.append(sequence[:first])
@@ -431,7 +433,7 @@ def _numbered(ids: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
 
 
 _DATES = [pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC")]
-"""Microseconds come before nanoseconds, which end in 2262; a whole column has a zone, or none has."""
+"""Microseconds come before nanoseconds, which end in 2262. All of a column have a zone, or none."""
 _FORMS = "give integers, finite numbers, dates, or ISO 8601 text such as 2020-12-31T23:59:59"
 
 

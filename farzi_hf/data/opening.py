@@ -1,5 +1,7 @@
-"""Files of text as UTF-8: packed ones are unpacked, other encodings are decoded, and what is no text
-is refused with the way to make one of it.
+"""Files of text as UTF-8.
+
+Packed files are unpacked, other encodings are decoded, and what is no text is refused with the way
+to make one of it.
 """
 
 import codecs
@@ -138,14 +140,15 @@ class _XzFile(lzma.LZMAFile):
 
 
 def _encoding(head: bytes) -> str:
-    """The encoding of a text: by its mark, or by the zeros that letters have in UTF-16 and UTF-32."""
+    """The encoding of a text: by its mark, or by the zeros of letters in UTF-16 and UTF-32."""
     for mark, encoding in _MARKS.items():
         if head.startswith(mark):
             return encoding
     if len(head) < 2 or 0 not in head:
         return "utf-8"
     zeros = [_share_of_zeros(head[place::4]) for place in range(4)]
-    even, odd = _share_of_zeros(head[0::2]), _share_of_zeros(head[1::2])
+    even = _share_of_zeros(head[0::2])
+    odd = _share_of_zeros(head[1::2])
     if zeros[0] == 0 and zeros[2] == zeros[3] == 1:
         return "utf-32-le"
     if zeros[3] == 0 and zeros[0] == zeros[1] == 1:

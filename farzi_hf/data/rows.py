@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 def rows_of(paths: Sequence[Path], several: bool, kind: str, column: str | None) -> Iterator[Row]:
-    """The rows of all files of a kind, an entry of `ROWS`; lines and paragraphs are the column text.
+    """The rows of all files of a kind, an entry of `ROWS`. Lines and paragraphs are columns `text`.
 
     Args:
         several: whether there are other files, which have the column.

@@ -283,12 +283,10 @@ class SampleCatalogue:
             series[first : first + SERIES_PER_GENRE]
             for first in range(0, len(series), SERIES_PER_GENRE)
         ]  # by genre
-        self.titles = [
-            f"{place} ({genre}), part {part + 1}"
-            for genre, row in zip(GENRES, parts, strict=True)
-            for place, n in zip(_PLACES, row, strict=True)
-            for part in range(n)
-        ]
+        self.titles = []
+        for genre, parts_of_series in zip(GENRES, parts, strict=True):
+            for place, number in zip(_PLACES, parts_of_series, strict=True):
+                self.titles += [f"{place} ({genre}), part {part + 1}" for part in range(number)]
         weights = 1 / np.arange(1, SERIES_PER_GENRE + 1)
         self._weights = weights / weights.sum()
 

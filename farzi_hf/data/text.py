@@ -31,7 +31,10 @@ from farzi_hf.data.sequences import SPLITS
 
 logger = logging.getLogger(__name__)
 
-PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<s>", "</s>"
+PAD = "<pad>"
+UNK = "<unk>"
+BOS = "<s>"
+EOS = "</s>"
 SPECIAL_TOKENS = (PAD, UNK, BOS, EOS)
 
 # -- Penn Treebank ---------------------------------------------------------------------------------
@@ -39,7 +42,8 @@ SPECIAL_TOKENS = (PAD, UNK, BOS, EOS)
 _PTB_FILES = {"train": "ptb.train.txt", "validation": "ptb.valid.txt", "test": "ptb.test.txt"}
 # The main branch of the data set is a script, which `datasets` no longer runs. This branch is its
 # Parquet export.
-_PTB_REPO, _PTB_REVISION = "ptb-text-only/ptb_text_only", "refs/convert/parquet"
+_PTB_REPO = "ptb-text-only/ptb_text_only"
+_PTB_REVISION = "refs/convert/parquet"
 
 
 def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:

@@ -55,7 +55,7 @@ def read_text_table(path: Path, given: Given = NONE) -> pa.Table:
 
 
 def read_named(path: Path, layout: Layout) -> pa.Table:
-    """As `read_text_table`, of a file without a header whose columns the form of the layout names."""
+    """As `read_text_table`, of a file without a header: the layout's form names its columns."""
     columns = [name for name in layout.form.names if name in NAMES]
     texts = _texts(path, layout, columns)
     return _with_numbers(interactions_of(texts, path, NONE), path)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from datasets import Dataset, DatasetDict
+from hub_server import Repository
 
 from farzi_hf.data import load_interactions, load_text, recognise
 from farzi_hf.data.layout import layout_of
@@ -314,6 +315,16 @@ def test_lists_in_memory_and_names_that_are_given():
         found = load_interactions(data, **given)
         read = [[found.item_ids[item - 1] for item in history] for history in found.sequences]
         assert read == LISTS
+
+
+def test_lists_of_the_hub(hub):
+    rows = [json.dumps({"user_id": u, "item_ids": its}) for u, its in HISTORIES.items()]
+    repository = hub.repositories.setdefault("me/lists", Repository())
+    repository.commit("main", {"train.jsonl": "\n".join(rows).encode()})
+    assert recognise("me/lists") == "interactions"
+    found = load_interactions("me/lists")
+    read = [[found.item_ids[item - 1] for item in history] for history in found.sequences]
+    assert read == LISTS
 
 
 def test_lists_of_times_order_the_items(tmp_path):
