@@ -142,10 +142,10 @@ class Together(Votes):
         work = np.bincount(had.indices, weights=np.repeat(others, others), minlength=vocab_size)
         for items in _portions(work, 4 * _PAIRS):
             block = of_items[items] @ had
-            own = sparse.coo_array(block)
-            apart = own.coords[0] + items.start != own.coords[1]
-            pairs = (own.coords[0][apart], own.coords[1][apart])
-            yield sparse.coo_array((own.data[apart], pairs), shape=block.shape).tocsr()
+            found = sparse.coo_array(block)
+            apart = found.row + items.start != found.col  # no item votes for itself
+            pairs = (found.row[apart], found.col[apart])
+            yield sparse.coo_array((found.data[apart], pairs), shape=block.shape).tocsr()
 
 
 VOTES: dict[str, Votes] = {votes.name: votes for votes in (Following(), Together())}
