@@ -100,5 +100,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
         )
         return
-    command = import_module(f"farzi_hf.cli.{name}").command
-    import_module("farzi_hf.cli.program").run(lambda: command(rest), f"farzi {name}")
+
+    def command() -> None:
+        import_module(f"farzi_hf.cli.{name}").command(rest)
+
+    import_module("farzi_hf.cli.program").run(command, f"farzi {name}")

@@ -2,7 +2,15 @@
 and their windows.
 
 All data become sequences of ids in a `datasets.Dataset` with the column `input_ids`. This room
-imports nothing of ours.
+imports `common` alone. From a path to ids:
+
+- `files` finds the files of a path and their splits; `opening` makes UTF-8 of a file; `layout` and
+  `forms` find out how a text file writes a table; `rows` reads one row after the other.
+- Text: `own` recognises it and loads it, `text_splits` splits it, `text` has the named corpora and
+  the tokenizers.
+- Interactions: `columns` knows the names of columns, `tables` and `item_lists` make an item a row
+  of any table, `text_tables` and `readers` read files, `interactions` makes and splits histories.
+- Both: `sequences`, `streams`, `vocabulary`, `seeds`, `samples`.
 """
 
 from farzi_hf.data.coding import StoredBytes, stored_bytes

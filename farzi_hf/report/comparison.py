@@ -124,7 +124,7 @@ class Comparison(Students):
         length, inner = farzi.config.sequence_length, farzi.config.inner
         seed = data.seeds(farzi.results.recipe.get("seed", 42))[0]
         config = config or data.task.learner_config(data.settings.learner, length)
-        training = SyntheticTraining.of(inner, farzi.config.tau).reading(farzi)
+        training = SyntheticTraining.of(inner, farzi.forms)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         return cls(
             task=data.task,

@@ -24,7 +24,7 @@ from farzi_hf.common.text import (
     markdown_text,
     numbers_of,
     parse_mapping,
-    without_local_paths,
+    publishable,
 )
 from farzi_hf.data import Interactions, load_interactions, vocabulary_of
 from farzi_hf.data.coding import stored_bytes
@@ -146,7 +146,7 @@ class Counts:
         def write(staging: Path) -> None:
             save_vocabulary(vocabulary, staging)
             (staging / CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
-            metrics = json_text(without_local_paths(self.metrics))
+            metrics = json_text(publishable(self.metrics))
             (staging / METRICS).write_text(metrics, encoding="utf-8")
             (staging / CARD).write_text(self.card(), encoding="utf-8")
 

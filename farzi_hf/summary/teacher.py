@@ -15,30 +15,42 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as hooked
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 import farzi_hf.models  # noqa: F401
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.soft_tokens import SoftTokens, vocabulary_size
+from farzi_hf.summary.store.budget import Budget, OverBudgetError
 from farzi_hf.summary.store.tensor_file import TEACHER
-from farzi_hf.summary.store.untrusted import NOT_SHOWN, learner_config
+from farzi_hf.summary.store.untrusted import NOT_SHOWN, Outline, outlined_learner
 
+_SOURCE = "teacher (of config.json)"
 _SCORES, _STATES = 2**32, 10**5
 """Limits of what reading one row takes: attention scores, of at least 16 layers, and positions of
 all layers.
 """
 _BUFFERS = 2**25
 """The most numbers of a teacher that are no parameters, and so in no file."""
-_LARGE = (
-    10.0  # Logits of this size show a soft cap. The caps of transformers' models are 30 and more.
-)
+_HEADS = re.compile(r"heads$|n_head$")
+_LAYERS = re.compile(r"layers$|n_layer$")
+"""The names of fields that say how many a model has."""
+_FEW = 16
+"""Positions that a teacher reads where a whole row would take it too long."""
+_BLOCK = 2**22
+"""Numbers of a block of logits."""
+_LARGE = 10.0
+"""Logits of this size show a soft cap. The caps of transformers' models are 30 and more."""
 
 
 def rounded(weight: Tensor, scale: Tensor, largest: int) -> Tensor:
@@ -62,39 +74,107 @@ def plain_config(config: PreTrainedConfig) -> dict[str, Any]:
     return {"model_type": config.model_type, **settings, "vocab_size": config.vocab_size}
 
 
-def teacher_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """The teacher of a summary with this config, with weights that mean nothing and no dropout.
+def teacher_shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
+    """The shapes of the teacher's parameters, by their names in a summary with this config. Raises
+    ValueError as `teacher_model`.
+    """
+    return {TEACHER + name: shape for name, shape in _outlined(config)[1].shapes.items()}
+
+
+def teacher_model(
+    config: PreTrainedConfig, tensors: Mapping[str, Tensor] | None = None
+) -> PreTrainedModel:
+    """The teacher of a summary with this config, without dropout.
+
     Raises ValueError if `config.teacher`, which may be a stranger's, describes no model within the
     limits of a learner.
+
+    Args:
+        tensors: of the summary; the teacher's become its parameters. Without them, its weights mean
+            nothing.
     """
-    source = "teacher (of config.json)"
-    settings = learner_config(
-        config.teacher, config, Vocabulary(), source, "fetch the summary again"
+    settings = _outlined(config)[0]
+    try:
+        with torch.random.fork_rng(devices=[]), _given_weights() if tensors else nullcontext():
+            model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
+    except Exception as error:  # each architecture fails in its own way
+        raise ValueError(
+            f"{_SOURCE} makes no {settings.model_type} ({type(error).__name__}: {error}); fetch the"
+            " summary again"
+        ) from error
+    if tensors:
+        for name, parameter in model.named_parameters():
+            parameter.data = tensors[TEACHER + name]
+    return evaluating(model)
+
+
+def _outlined(config: PreTrainedConfig) -> tuple[PreTrainedConfig, Outline]:
+    """The config of the teacher itself, and an outline of it; within all limits."""
+    settings, outline = outlined_learner(
+        config.teacher, config, Vocabulary(), _SOURCE, "fetch the summary again"
     )
-    heads, layers = (
-        getattr(settings, name, 1) for name in ("num_attention_heads", "num_hidden_layers")
-    )
-    heads, layers, length = (
-        *(x if type(x) is int else 1 for x in (heads, layers)),
-        config.sequence_length,
-    )
+    heads = _most(settings, _HEADS)
+    layers = _most(settings, _LAYERS)
+    length = config.sequence_length
     if length**2 * heads * max(16, layers) > _SCORES or length * layers > _STATES:
         raise ValueError(
-            f"{source} has {layers} layers with {heads} heads, too many for"
+            f"{_SOURCE} has {layers} layers with {heads} heads, too many for"
             f" sequence_length={length:,}"
         )
-    with torch.random.fork_rng(devices=[]):
-        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
-    if vocabulary_size(model) != config.vocab_size:
+    if outline.entries != config.vocab_size:
         raise ValueError(
-            f"{source} has {vocabulary_size(model)} embeddings, but vocab_size={config.vocab_size}"
+            f"{_SOURCE} has {outline.entries} embeddings, but vocab_size={config.vocab_size}"
         )
-    if (size := sum(x.numel() for x in model.buffers())) > _BUFFERS:
+    if outline.buffers > _BUFFERS:
         raise ValueError(
-            f"{source} has {size:,} numbers beside its parameters, over {_BUFFERS:,}; give"
-            " another one"
+            f"{_SOURCE} has {outline.buffers:,} numbers beside its parameters, over {_BUFFERS:,};"
+            " give another one"
         )
-    return evaluating(model)
+    return settings, outline
+
+
+def _most(settings: PreTrainedConfig, name: re.Pattern[str]) -> int:
+    """The largest of the fields with such a name: encoders and decoders have their own."""
+    values = [value for field, value in vars(settings).items() if name.search(field)]
+    return max((x for x in values if type(x) is int), default=1)
+
+
+@contextmanager
+def _given_weights() -> Iterator[None]:
+    """A context in which this thread's new models are not initialised, because their parameters are
+    replaced. Some architectures compute their first numbers one at a time, in Python.
+    """
+    thread = threading.get_ident()
+
+    def mark(module: nn.Module, name: str, part: nn.Module | None) -> None:
+        if threading.get_ident() == thread and part is not None:
+            part._is_hf_initialized = True  # transformers then leaves it as it is
+
+    hook = hooked.register_module_module_registration_hook(mark)
+    try:
+        with _WithoutDraws():
+            yield
+    finally:
+        hook.remove()
+
+
+class _WithoutDraws(TorchDispatchMode):
+    """A context in which tensors are not filled with random numbers."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to skip it, torch would import its compiler, which takes a second."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _DRAWS:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+_DRAWS = {torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default}
 
 
 def evaluating(model: PreTrainedModel) -> PreTrainedModel:
@@ -167,7 +247,14 @@ class CarriedTeacher:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model, self.head = model, LinearHead.of(model)
+        self.model = model
+        try:
+            self.head = LinearHead.of(model)
+        except Exception as error:  # each architecture fails in its own way
+            raise ValueError(
+                f"the teacher does not read one id ({type(error).__name__}: {error}); give a plain"
+                " causal language model"
+            ) from error
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -175,24 +262,46 @@ class CarriedTeacher:
         return {TEACHER + name: x.detach() for name, x in self.model.named_parameters()}
 
     @torch.no_grad()
-    def check(self, tensors: Mapping[str, Tensor], ids: Tensor, source: str, remedy: str) -> None:
+    def check(
+        self,
+        tensors: Mapping[str, Tensor],
+        ids: Tensor,
+        source: str,
+        remedy: str,
+        budget: Budget | None = None,
+    ) -> None:
         """Raises ValueError, with `source` and `remedy`, unless it labels the ids (b, ξ) with a
         finite number for each entry of the vocabulary.
+
+        Args:
+            budget: the context of this call. If it does not allow to read all ids, the teacher
+                reads the first few.
         """
         try:
-            logits = self.labels(tensors, ids).logits()
+            ids, labels = self._labels_of_some(tensors, ids, budget)
+            is_right = labels.shape == (*ids.shape, vocabulary_size(self.model))
+            is_right = is_right and _are_finite(labels)
         except Exception as error:  # each architecture fails in its own way
             raise ValueError(
                 f"{source} does not read {ids.shape[1]} ids ({type(error).__name__}: {error});"
                 f" {remedy}"
             ) from error
-        if (
-            logits.shape != (*ids.shape, vocabulary_size(self.model))
-            or not torch.isfinite(logits).all()
-        ):
+        if not is_right:
             raise ValueError(
                 f"{source} predicts NaN or infinity, or for another vocabulary; {remedy}"
             )
+
+    def _labels_of_some(
+        self, tensors: Mapping[str, Tensor], ids: Tensor, budget: Budget | None
+    ) -> tuple[Tensor, SoftTokens]:
+        """The ids and their labels; of the first few, if the budget does not allow more."""
+        if budget is not None:
+            try:
+                with budget.share(budget.seconds / 2):
+                    return ids, self.labels(tensors, ids)
+            except OverBudgetError:
+                ids = ids[:, :_FEW]
+        return ids, self.labels(tensors, ids)
 
     def labels(self, tensors: Mapping[str, Tensor], ids: Tensor) -> SoftTokens:
         """What a student should predict after each of the ids (b, ξ): soft tokens (b, ξ, V).
@@ -212,6 +321,18 @@ class CarriedTeacher:
         return SoftTokens(*self.head.factors(states, params))
 
 
+def _are_finite(labels: SoftTokens) -> bool:
+    """Whether all logits are finite numbers."""
+    latents, decoder = labels.flat().latents, labels.decoder
+    if decoder is not None:
+        # Cauchy-Schwarz: no logit exceeds the product of the lengths of its two factors.
+        longest = latents.float().norm(dim=-1).amax() * decoder.float().norm(dim=0).amax()
+        if longest <= torch.finfo(latents.dtype).max:
+            return True
+    blocks = latents.split(max(1, _BLOCK // labels.shape[-1]))
+    return all(bool(torch.isfinite(SoftTokens(x, decoder).logits()).all()) for x in blocks)
+
+
 @torch.no_grad()
 def factors_of_rank(
     states: Tensor, weight: Tensor | None, rank: int | None
@@ -220,11 +341,13 @@ def factors_of_rank(
     k) and weight (k, V).
 
     Args:
-        weight: None if the states are logits.
-        rank: e. By default k, and labels stay as they are. With less, the closest logits of that
-            rank are taken; dimensions to spare are 0.
+        weight: None if the states are logits, (n, V).
+        rank: e. By default k, and labels stay as they are; of logits the smaller of n and V. With
+            less, the closest logits of that rank are taken; dimensions to spare are 0.
     """
-    weight = torch.eye(states.shape[1]).to(states) if weight is None else weight
+    if weight is None:
+        one = torch.eye(min(states.shape)).to(states)
+        states, weight = (one, states) if len(states) < states.shape[1] else (states, one)
     weight = weight - weight.mean(
         dim=1, keepdim=True
     )  # the softmax does not see what all entries have in common
@@ -312,20 +435,30 @@ class LinearHead:
         )  # some models read one position only
         inputs = whole(model, ids)
         params = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        size = torch.func.functional_call(model, params, kwargs=inputs).logits.abs().amax()
-        for factor in (1.0, _LARGE / float(size.clamp_min(1e-6))):
-            params = {**params, self.weight: params[self.weight] * factor}
-            logits = torch.func.functional_call(model, params, kwargs=inputs).logits
-            with self.left_out():
-                states = torch.func.functional_call(model, params, kwargs=inputs).logits
-            if states.shape != (*logits.shape[:-1], self.module.in_features):
-                return False
-            weight, bias = self.arguments(params)
-            if not torch.allclose(
-                nn.functional.linear(states, weight, bias), logits, rtol=1e-4, atol=1e-4
-            ):
-                return False
-        return True
+        logits = torch.func.functional_call(model, params, kwargs=inputs).logits
+        if not self._is_last_with(model, params, inputs, logits):
+            return False
+        factor = _LARGE / float(logits.abs().amax().clamp_min(1e-6))
+        params = {**params, self.weight: params[self.weight] * factor}
+        logits = torch.func.functional_call(model, params, kwargs=inputs).logits
+        return self._is_last_with(model, params, inputs, logits)
+
+    def _is_last_with(
+        self,
+        model: PreTrainedModel,
+        params: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor],
+        logits: Tensor,
+    ) -> bool:
+        """Whether these logits are what this class says."""
+        with self.left_out():
+            states = torch.func.functional_call(model, params, kwargs=inputs).logits
+        if states.shape != (*logits.shape[:-1], self.module.in_features):
+            return False
+        weight, bias = self.arguments(params)
+        return torch.allclose(
+            nn.functional.linear(states, weight, bias), logits, rtol=1e-4, atol=1e-4
+        )
 
 
 def _identity(states: Tensor) -> Tensor:

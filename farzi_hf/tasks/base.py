@@ -5,6 +5,7 @@ intervals.
 from __future__ import annotations
 
 import math
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -246,7 +247,9 @@ def count_cells(row: Row) -> dict[str, str]:
 
 @cache
 def _module(kind: type[evaluate.Metric]) -> evaluate.Metric:
-    return kind(keep_in_memory=True)  # nothing is written to the cache of `evaluate`
+    # It makes a folder, in which it writes nothing then. The cache of `evaluate` may be read-only.
+    with tempfile.TemporaryDirectory() as folder:
+        return kind(keep_in_memory=True, cache_dir=folder)
 
 
 # -- statistics of students ------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from farzi_hf import count as exported
 from farzi_hf.data import load_sample_interactions, stored_bytes, word_tokenizer
 from farzi_hf.report import CountedItems, CountedText, count
 from farzi_hf.report.counted import Counts
-from farzi_hf.summary.store.hub import push_folder
+from farzi_hf.summary.store.hub import upload_artefact
 from farzi_hf.tasks import KneserNey, SequenceRules
 from farzi_hf.tasks.counted import coded
 
@@ -233,7 +233,7 @@ def test_entries_may_have_no_names(of_text, tmp_path):
 
 def test_a_counted_model_goes_through_the_hub(of_text, tmp_path, hub):
     of_text.save_pretrained(tmp_path / "out")
-    push_folder(tmp_path / "out", "user/counted")
+    upload_artefact(tmp_path / "out", "user/counted")
     loaded = Counts.from_pretrained("user/counted", cache_dir=tmp_path / "cache")
     assert loaded.generate(2) == of_text.generate(2)
 

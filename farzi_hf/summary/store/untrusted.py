@@ -1,22 +1,21 @@
 """Making the tokenizer, the names of items and the learner of an artefact from files that somebody
 else may have written.
 
-A tokenizer is made of `tokenizer.json` alone, with plain settings from its config: transformers'
-own loader reads any file that this names. A learner is made of plain values of its architecture's
-own fields, and is first built without numbers, to see what it costs.
+A tokenizer is made of `tokenizer.json` alone: see `farzi_hf.data.tokenizer_file`. A learner is made
+of plain values of its architecture's own fields, and is first built without numbers, to see what it
+costs.
 """
 
-import hashlib
-import inspect
+import json
 import logging
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules import module as hooked
@@ -28,38 +27,25 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from farzi_hf.common.text import parse, parse_mapping, terminal_text
+from farzi_hf.common.messages import escaped_messages
+from farzi_hf.common.text import terminal_text
 from farzi_hf.data import Vocabulary
+from farzi_hf.data.tokenizer_file import (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    make_tokenizer,
+    plain_settings,
+)
+from farzi_hf.data.vocabulary import item_names
 from farzi_hf.models.base import NextItemConfig
+from farzi_hf.summary.soft_tokens import vocabulary_size
 from farzi_hf.summary.store import folder as layout
+from farzi_hf.summary.store.budget import Budget
 from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of
 
 logger = logging.getLogger(__name__)
 
 # -- the vocabulary --------------------------------------------------------------------------------
-
-_NAMED_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
-_EXTRA_TOKENS = "extra_special_tokens"
-_SETTINGS: dict[str, Any] = {
-    **dict.fromkeys(_NAMED_TOKENS, str),
-    _EXTRA_TOKENS: list,
-    "model_input_names": list,
-    "model_max_length": int,
-    "clean_up_tokenization_spaces": bool,
-    "split_special_tokens": bool,
-    **dict.fromkeys(("padding_side", "truncation_side"), ("left", "right")),
-}
-"""The settings that are read: their types, list: of texts, or their values. No other entry is
-looked at.
-"""
 
 
 def save_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
@@ -70,7 +56,7 @@ def save_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
     for path in list(folder.iterdir()):
         if not pattern_of(path.name):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if (folder / layout.TOKENIZER_CONFIG).exists() and not (folder / layout.TOKENIZER).exists():
+    if (folder / TOKENIZER_CONFIG).exists() and not (folder / TOKENIZER).exists():
         logger.warning(
             "Saved without the tokenizer, which has no tokenizer.json; set processing_class after"
             " loading."
@@ -82,156 +68,33 @@ def load_vocabulary(artefact: ArtefactFolder, most: int) -> Any:
     neither. No code is run. Raises ValueError if the files hold neither, or the tokenizer takes too
     much time or memory.
     """
-    if artefact.find(layout.TOKENIZER) is not None:
+    if artefact.find(TOKENIZER) is not None:
         return _load_tokenizer(artefact)
     if (path := artefact.find(layout.VOCABULARY)) is None:
-        if artefact.find(layout.TOKENIZER_CONFIG) is not None:
+        if artefact.find(TOKENIZER_CONFIG) is not None:
             logger.warning(
                 "%s has a %s but no %s: the summary is loaded without a tokenizer. Set"
                 " farzi.processing_class to a tokenizer that has one; farzi.save_pretrained then"
                 " adds it.",
                 artefact.folder,
-                layout.TOKENIZER_CONFIG,
-                layout.TOKENIZER,
+                TOKENIZER_CONFIG,
+                TOKENIZER,
             )
         return None
-    content = artefact.read(layout.VOCABULARY)
-    parts = (
-        content.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"', 4 * most)
-    )  # every second one is a name
-    if b"".join(parts[::2]).count(b",") >= 2 * most:  # before they take memory
-        raise ValueError(
-            f"{path} has far more than the {most:,} entries of config.json; fetch it again"
-        )
-    names = parse(content, path)
-    if not _fits(names, list):
-        raise ValueError(
-            f"{path} is no list of strings, the names of the items; fetch the file again, or"
-            " mend it"
-        )
-    return names
+    return item_names(artefact.read(layout.VOCABULARY), path, most)
 
 
 def _load_tokenizer(artefact: ArtefactFolder) -> Any:
-    from tokenizers import Tokenizer  # slow to import, and writing does not need them
-    from transformers import PreTrainedTokenizerFast
-
-    settings = _settings(artefact)
-    extra = settings.pop(_EXTRA_TOKENS, ())
-    content = artefact.read(layout.TOKENIZER)
-    try:
-        _try_out(content)
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=Tokenizer.from_str(content.decode("utf-8")), **settings
-        )
-        known = tokenizer.get_added_vocab()
-        tokenizer.extra_special_tokens = [token for token in dict.fromkeys(extra) if token in known]
-    except Exception as error:  # a parser of other people's files can raise anything
-        raise ValueError(
-            f"no tokenizer can be made of {artefact.path(layout.TOKENIZER)}"
-            f" ({type(error).__name__}: {error}); fetch it again, or remove the tokenizer's files"
-            " and set processing_class to a tokenizer of your own"
-        ) from error
-    return tokenizer
-
-
-def _settings(artefact: ArtefactFolder) -> dict[str, Any]:
-    """The settings that `_SETTINGS` knows. Special tokens become plain text: tokenizer.json has
-    their details.
-    """
-    if (path := artefact.find(layout.TOKENIZER_CONFIG)) is None:
-        return {}
-
-    def content(token: Any) -> Any:
-        return token.get("content") if isinstance(token, dict) else token
-
-    written, found = parse_mapping(artefact.read(layout.TOKENIZER_CONFIG), path), {}
-    for key in [key for key in _SETTINGS if written.get(key) is not None]:
-        value = written[key]
-        if key == _EXTRA_TOKENS and isinstance(value, dict | list):
-            value = list(map(content, value.values() if isinstance(value, dict) else value))
-        found[key] = content(value) if key in _NAMED_TOKENS else value
-        if not _fits(found[key], _SETTINGS[key]):
-            raise ValueError(
-                f"{path} has {key}={ascii(value)[:80]}, which is no such setting; mend or remove it"
-            )
-    return found
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    if isinstance(kind, tuple):
-        return value in kind
-    return type(value) is kind and (
-        kind is not list or all(isinstance(part, str) for part in value)
+    settings: dict[str, Any] = {}
+    if (path := artefact.find(TOKENIZER_CONFIG)) is not None:
+        settings = plain_settings(artefact.read(TOKENIZER_CONFIG), path)
+    return make_tokenizer(
+        artefact.read(TOKENIZER),
+        artefact.path(TOKENIZER),
+        settings,
+        "fetch it again, or remove the tokenizer's files and set processing_class to a tokenizer of"
+        " your own",
     )
-
-
-# -- the trial of a tokenizer ----------------------------------------------------------------------
-
-_SECONDS = 3  # on the processor: a vocabulary of 260,000 entries takes one
-_TIMEOUT = 60.0  # seconds on the clock: other programs may keep the processor busy
-_SOUND: set[bytes] = set()  # SHA-256 of each tokenizer.json that has passed in this process
-
-
-def _try_out(content: bytes) -> None:
-    """Makes and uses the tokenizer in another process, or raises ValueError: a bad file can end the
-    process that reads it.
-    """
-    import tokenizers
-
-    digest = hashlib.sha256(content).digest()
-    if digest in _SOUND:
-        return
-    memory = 2**28 + 40 * len(content)  # a vocabulary takes 30 times its file
-    limits = [str(Path(tokenizers.__file__).parents[1]), str(memory), str(_SECONDS)]
-    command = [sys.executable, "-I", "-B", "-c", f"{_SOURCE}_trial()", *limits]
-    quiet = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
-        command, input=content, capture_output=True, timeout=_TIMEOUT, env=quiet, check=False
-    )
-    if done.returncode < 0:
-        raise ValueError(
-            f"it takes more than {_SECONDS} s, more than {memory / 2**20:.0f} MiB, or crashes its"
-            " reader"
-        )
-    if done.returncode:
-        raise ValueError(
-            ascii(done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:])[2:-2]
-        )
-    _SOUND.add(digest)
-
-
-def _trial() -> None:
-    """What the other process runs, without an import of ours: it uses the tokenizer on stdin, or
-    ends with one line that says why not.
-    """
-    import sys
-    from contextlib import suppress
-
-    packages, memory, seconds = sys.argv[1:]
-    with suppress(ImportError, OSError, ValueError):  # Windows has no such limits
-        import resource
-
-        for kind, limit in (("RLIMIT_AS", memory), ("RLIMIT_CPU", seconds), ("RLIMIT_CORE", 0)):
-            resource.setrlimit(getattr(resource, kind), (int(limit), int(limit)))
-    sys.path.append(packages)  # where the caller has found the library: -I leaves out PYTHONPATH
-    try:
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_str(sys.stdin.buffer.read().decode("utf-8"))
-        ids = sorted(tokenizer.get_vocab().values())
-        for use in (
-            lambda: tokenizer.decode(ids, skip_special_tokens=False),
-            lambda: tokenizer.decode_batch([[i] for i in ids], skip_special_tokens=False),
-            lambda: tokenizer.encode("A short text: 1, 2, 3."),
-        ):
-            with suppress(Exception):  # an error, such as a missing unknown token, is no crash
-                use()
-    except BaseException as error:  # Rust's panics are no Exception
-        sys.exit(" ".join(f"{type(error).__name__}: {error}".split()))
-
-
-_SOURCE = inspect.getsource(_trial)
 
 
 # -- the learner -----------------------------------------------------------------------------------
@@ -242,8 +105,13 @@ NOT_SHOWN = {"model_type", "transformers_version", "architectures", "use_cache"}
 _FIELDS_OF_ALL = {field.name for field in fields(PreTrainedConfig)}
 _SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
-_NUMBERS, _TENSORS, _LAYERS, _INTEGER, _FLOAT = 10**9, 5000, 1000, 10**7, 1e12
+_NUMBERS, _TENSORS, _LAYERS, _INTEGER, _FLOAT = 10**9, 5000, 256, 10**7, 1e12
 """Limits of a learner that somebody else chose: its numbers and tensors, and each of its settings.
+Some architectures walk through all layers for each of them, in Python.
+"""
+_SECONDS_OF_BUILDING, _BYTES_OF_BUILDING = 1.0, 2**28
+"""Limits of making it: all operations of torch, and the numbers that come into being, though it is
+built without numbers.
 """
 
 
@@ -298,6 +166,20 @@ def sizes_of(
     }
 
 
+class Outline(NamedTuple):
+    """What is known of a model that was built without numbers.
+
+    Attributes:
+        shapes: of its parameters, by their names.
+        entries: of its input embedding.
+        buffers: numbers that are no parameters.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    entries: int
+    buffers: int
+
+
 def learner_config(
     learner: Any,
     config: PreTrainedConfig,
@@ -312,6 +194,14 @@ def learner_config(
     names of files and repositories, configs inside it) is left out with a warning. An error calls
     it `source`, and ends with `remedy`.
     """
+    return outlined_learner(learner, config, vocabulary, source, remedy)[0]
+
+
+@escaped_messages
+def outlined_learner(
+    learner: Any, config: PreTrainedConfig, vocabulary: Vocabulary, source: str, remedy: str
+) -> tuple[PreTrainedConfig, Outline]:
+    """As `learner_config`, with an outline of the model."""
     learner = vocabulary.small_learner if learner in (None, {}) else learner
     kind = learner.get("model_type") if isinstance(learner, Mapping) else None
     known = isinstance(kind, str) and kind in CONFIG_MAPPING
@@ -331,9 +221,10 @@ def learner_config(
             "%s: %s left out; only an architecture's own fields count.", source, terminal_text(left)
         )
     settings = {"model_type": kind, **plain, **sizes_of(learner, config, vocabulary)}
-    if (reason := _failure(settings)) is None:
-        return AutoConfig.for_model(**settings)
-    raise ValueError(f"{source}={plain!r:.500} makes no {kind} ({reason}); mend it, or {remedy}")
+    built = _built(json.dumps(settings))
+    if isinstance(built, str):
+        raise ValueError(f"{source}={plain!r:.500} makes no {kind} ({built}); mend it, or {remedy}")
+    return AutoConfig.for_model(**settings), built
 
 
 def _is_plain(kind: type[PreTrainedConfig], name: str, value: Any) -> bool:
@@ -350,16 +241,62 @@ def _is_plain(kind: type[PreTrainedConfig], name: str, value: Any) -> bool:
     return not any(isinstance(part, Mapping) for part in _leaves(value))
 
 
-def _failure(settings: Mapping[str, Any]) -> str | None:
-    """Why no model can be made with these settings; None where one can. It is built without
-    numbers, and no further than the limits.
+@lru_cache(maxsize=16)
+def _built(settings_as_json: str) -> Outline | str:
+    """The outline of a model with these settings, which is built without numbers, and no further
+    than the limits; or why none can be made.
     """
-    sizes = [0, 0]
+    settings = json.loads(settings_as_json)
+    try:
+        _check_sizes(settings)
+        budget = Budget(_SECONDS_OF_BUILDING, _BYTES_OF_BUILDING)
+        with _counted_tensors(), budget, torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                AutoConfig.for_model(**settings), trust_remote_code=False
+            )
+        return Outline(
+            shapes={name: tuple(x.shape) for name, x in model.named_parameters()},
+            entries=vocabulary_size(model),
+            buffers=sum(x.numel() for x in model.buffers()),
+        )
+    except Exception as error:  # each architecture fails in its own way
+        return terminal_text(f"{type(error).__name__}: {' '.join(str(error).split())}", 500)
+
+
+def _check_sizes(settings: Mapping[str, Any]) -> None:
+    """Raises ValueError if a number among the settings is too large, or the type of numbers is
+    none.
+    """
+    if settings.get("dtype") not in (None, *_DTYPES):
+        raise ValueError(f"dtype is none of {', '.join(_DTYPES)}")
+    for name, value in settings.items():
+        # GPT-Neo's lists say how often to repeat a layer.
+        is_nested = isinstance(value, list) and value != _leaves(value)
+        for x in _leaves(value):
+            if isinstance(x, float):
+                limit = _FLOAT
+            elif "layer" in name or is_nested:
+                limit = _LAYERS
+            else:
+                limit = _INTEGER
+            if isinstance(x, int | float) and not abs(x) <= limit:
+                raise ValueError(f"{name} is more than {limit:,.0f}")
+
+
+@contextmanager
+def _counted_tensors() -> Iterator[None]:
+    """A context in which this thread makes no model beyond the limits: ValueError."""
+    thread = threading.get_ident()
+    numbers = 0
+    tensors = 0
 
     def count(module: torch.nn.Module, name: str, tensor: torch.Tensor | None) -> None:
-        sizes[0] += 0 if tensor is None else tensor.numel()
-        sizes[1] += 1
-        if sizes[0] > _NUMBERS or sizes[1] > _TENSORS:
+        nonlocal numbers, tensors
+        if threading.get_ident() != thread:  # torch calls it for the models of all threads
+            return
+        numbers += 0 if tensor is None else tensor.numel()
+        tensors += 1
+        if numbers > _NUMBERS or tensors > _TENSORS:
             raise ValueError(
                 f"it has more than {_NUMBERS:,} numbers, or more than {_TENSORS:,} tensors"
             )
@@ -370,29 +307,7 @@ def _failure(settings: Mapping[str, Any]) -> str | None:
     )
     hooks = [register(count) for register in registers]
     try:
-        if settings.get("dtype") not in (None, *_DTYPES):
-            raise ValueError(f"dtype is none of {', '.join(_DTYPES)}")
-        for name, value in settings.items():
-            nested = isinstance(value, list) and value != _leaves(
-                value
-            )  # GPT-Neo's lists say how often to repeat a layer
-            for x in _leaves(value):
-                limit = (
-                    _FLOAT
-                    if isinstance(x, float)
-                    else _LAYERS
-                    if "layer" in name or nested
-                    else _INTEGER
-                )
-                if isinstance(x, int | float) and not abs(x) <= limit:
-                    raise ValueError(f"{name} is more than {limit:,.0f}")
-        with torch.device("meta"):
-            AutoModelForCausalLM.from_config(
-                AutoConfig.for_model(**settings), trust_remote_code=False
-            )
-    except Exception as error:  # each architecture fails in its own way
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        yield
     finally:
         for hook in hooks:
             hook.remove()
-    return None
