@@ -27,6 +27,8 @@ from torch import Tensor
 from farzi_hf.cli import main
 from farzi_hf.report import markdown
 from farzi_hf.summary import FarziData
+from farzi_hf.summary.forms import teacher as teacher_form
+from farzi_hf.summary.store import untrusted
 from farzi_hf.summary.store.tensor_file import listed_files
 
 HOSTILE = "a\x1b[2J\x07\x9b31m‮b\n| c\ud800"
@@ -542,7 +544,11 @@ KINDS = {
 
 @pytest.fixture
 def heard():
-    """What the loggers of libraries write on the standard error, to which their handlers keep."""
+    """What the loggers of libraries write on the standard error, to which their handlers keep.
+    Models that this process has built before are forgotten: they are not built, and warned of, again.
+    """
+    for built in (untrusted._built, teacher_form._shapes_of_teacher):
+        built.cache_clear()
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     loggers = [logging.getLogger(name) for name in (None, "transformers")]
