@@ -37,7 +37,8 @@ from farzi_hf.summary import FarziData
 from farzi_hf.summary.store.tensor_file import SHARES, STORAGES, TEACHER
 
 SECONDS, BYTES = 5, 500 * 10**6
-"""What docs/trust.md promises for a load, beside the numbers of the tensors."""
+OF_A_NUMBER = (1e-7, 12)
+"""What docs/trust.md promises for a load, and for each number of its tensors."""
 _PATIENCE = 90
 """Seconds on the clock after which a process is ended, on a machine with other work."""
 _NUMBERS = 2**26
@@ -71,16 +72,18 @@ def trial(folder: Path, config: Config, fill: int = 0, show: bool = False) -> Ou
     if made != "":  # a model that nobody can make; its config can be loaded all the same
         write_summary(folder, {**config, **_SMALL}, fill)
         (folder / "config.json").write_text(json.dumps(dict(config)))
-    numbers = (folder / "numbers").read_text()
-    answer = _in_a_process(lambda: _loaded(folder, show), BYTES + 4 * int(numbers))
+    numbers = int((folder / "numbers").read_text())
+    seconds = SECONDS + OF_A_NUMBER[0] * numbers
+    nbytes = BYTES + OF_A_NUMBER[1] * numbers
+    answer = _in_a_process(lambda: _loaded(folder, show, seconds), nbytes, seconds)
     shutil.rmtree(folder)
     if answer.startswith("{"):
         return Outcome(**json.loads(answer))
     return Outcome("", 0.0, answer)
 
 
-def _loaded(folder: Path, show: bool) -> str:
-    """Loads the summary; the `Outcome` in JSON."""
+def _loaded(folder: Path, show: bool, most: float) -> str:
+    """Loads the summary, in at most so many seconds; the `Outcome` in JSON."""
     error = fault = ""
     start = time.process_time()
     try:
@@ -95,22 +98,24 @@ def _loaded(folder: Path, show: bool) -> str:
         fault = f"{type(other).__name__}: {other}"
     seconds = time.process_time() - start
     if _NO_MEMORY.search(error):
-        fault = f"more than {BYTES:,} bytes: {error}"
-    elif seconds > SECONDS:
+        fault = f"too many bytes: {error}"
+    elif seconds > most:
         fault = f"{seconds:.1f} seconds: {error}"
     return json.dumps(Outcome(error, seconds, fault)._asdict())
 
 
-def _in_a_process(work: Callable[[], str | None], nbytes: int = 4 * 10**9) -> str:
-    """What `work` returns, in a process that may take `nbytes` more than this one; or what ended
-    it.
+def _in_a_process(
+    work: Callable[[], str | None], nbytes: int = 4 * 10**9, seconds: float = SECONDS
+) -> str:
+    """What `work` returns, in a process that may take so many bytes more than this one, and three
+    times so many seconds; or what ended it.
     """
     source, sink = os.pipe()
     process = os.fork()
     if process == 0:
         os.close(source)
         try:
-            _limit(nbytes)
+            _limit(nbytes, 3 * seconds)
             answer = work() or ""
         except BaseException as error:
             answer = f"{type(error).__name__}: {error}"
@@ -133,11 +138,11 @@ def _in_a_process(work: Callable[[], str | None], nbytes: int = 4 * 10**9) -> st
     return content.decode()
 
 
-def _limit(nbytes: int) -> None:
+def _limit(nbytes: int, seconds: float) -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + nbytes, used + nbytes))
-    seconds = math.ceil(time.process_time()) + 3 * SECONDS
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    end = math.ceil(time.process_time() + seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (end, end))
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)

@@ -86,7 +86,10 @@ class FarziData(nn.Module):
         self.config = config
         self.processing_class = processing_class
         self._carried: CarriedTeacher | None = None
-        self._results = (Results(), "")  # with the fingerprint of the tensors that they belong to
+        # With the fingerprint of the tensors that they belong to: the results, and the bytes in a
+        # file with that storage.
+        self._results = (Results(), "")
+        self._stored = (0, "", "")
         self._names = tuple(shapes := config.shapes)
         if config.labels == "teacher":
             self.teacher = teacher_model(config, tensors)
@@ -193,6 +196,9 @@ class FarziData(nn.Module):
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors: the size of the summary as it is stored."""
+        nbytes, *of = self._stored
+        if of == [self.config.storage, self.fingerprint()]:
+            return nbytes
         return STORAGES[self.config.storage].nbytes(self.tensors)
 
     def __repr__(self) -> str:
@@ -677,7 +683,10 @@ class FarziData(nn.Module):
                 f"{path} takes more than a load may cost ({error}); do not trust it"
             ) from error
         config.adopt_vocabulary(farzi.vocabulary, "folder_or_repo")
-        farzi._results = (load_results(artefact), farzi.fingerprint())
+        fingerprint = farzi.fingerprint()
+        farzi._results = (load_results(artefact), fingerprint)
+        nbytes = sum(x.nbytes for x in stored.values())
+        farzi._stored = (nbytes, config.storage, fingerprint)
         return farzi
 
     def _check_teacher(self, budget: Budget, source: str) -> None:

@@ -2,6 +2,7 @@
 whether its numbers can be used.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +103,7 @@ def _summed_up(latents: Tensor, decoder: Tensor, k: int) -> tuple[Tensor, Tensor
 
     so that p_v = exp(z_v − m) / s, and the entropy is log s − t / s.
     """
-    block = _BLOCK // max(1, len(latents))
+    block = max(1, _BLOCK // max(1, len(latents)))
     m = top = ids = None
     for start in range(0, decoder.shape[1], block):
         z = (latents @ decoder[:, start : start + block]).float()
@@ -184,7 +185,8 @@ def check_numbers(tensors: Tensors, config: FarziDataConfig, remedy: str) -> Non
             f"{', '.join(f'{name} is {dtype}' for name, dtype in types.items())}; call .to(dtype)"
         )
     for name, tensor in learnt.items():
-        if not torch.isfinite(tensor).all():
+        least, largest = torch.aminmax(tensor)  # unlike `isfinite`, it makes no other tensors
+        if not (math.isfinite(least) and math.isfinite(largest)):
             raise ValueError(f"{name} holds NaN or infinity; {remedy}")
     for latents, decoder, tau in (
         ("latents", "decoder", config.tau),

@@ -185,11 +185,11 @@ GPT2 = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1}
         ),
         (
             {"model_type": "gpt_neo", "attention_types": [[["global"], 10**9]]},
-            "attention_types is more than 1,000",
+            "attention_types is more than 256",
         ),
         (
             {"model_type": "gpt_neo", "attention_types": [[["a"] * 2, 10**6], [["b"], 1]]},
-            "attention_types is more than 1,000",
+            "attention_types is more than 256",
         ),
         ({**GPT2, "eos_token_id": [10**9]}, "eos_token_id"),
     ],

@@ -52,9 +52,8 @@ class Budget(TorchDispatchMode):
         self.nbytes = nbytes
         self._costs: dict[Any, Cost] = {}
         """Of the operations so far: layers repeat each other."""
-        self._alive: dict[int, _Memory] = {}
-        """By the address of its storage."""
-        self._watched: dict[int, weakref.ref] = {}
+        self._alive: dict[int, weakref.ref] = {}
+        """The storages of new tensors, by their addresses."""
 
     @classmethod
     def of_load(cls, shapes: Mapping[str, tuple[int, ...]]) -> "Budget":
@@ -83,9 +82,10 @@ class Budget(TorchDispatchMode):
         if cost.nbytes > self.nbytes:
             raise OverBudgetError(f"{func} would take too much memory")
         results = func(*args, **kwargs)
-        for tensor in tree_leaves(results):
-            if isinstance(tensor, Tensor) and tensor.device.type != "meta":
-                self._watch(tensor, is_new=cost.nbytes > 0)
+        if cost.nbytes > 0:
+            for tensor in tree_leaves(results):
+                if isinstance(tensor, Tensor):
+                    self._take(tensor.untyped_storage())
         return results
 
     def _cost(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Cost":
@@ -96,27 +96,19 @@ class Budget(TorchDispatchMode):
             self._costs[signature] = cost_of(func, args, kwargs)
         return self._costs[signature]
 
-    def _watch(self, tensor: Tensor, is_new: bool) -> None:
-        """Takes the bytes of a new tensor, until the last tensor is gone that looks at them."""
-        storage = tensor.untyped_storage()
+    def _take(self, storage: torch.UntypedStorage) -> None:
+        """Takes its bytes, until the last tensor is gone that looks at them."""
         address = storage._cdata
-        if address not in self._alive:
-            if not is_new:
-                return
-            self._alive[address] = _Memory(storage.nbytes())
-            self.nbytes -= storage.nbytes()
-        memory = self._alive[address]
-        memory.tensors += 1
+        if address in self._alive:
+            return
+        nbytes = storage.nbytes()
 
-        def release(reference: weakref.ref) -> None:
-            del self._watched[id(reference)]
-            memory.tensors -= 1
-            if memory.tensors == 0:
-                del self._alive[address]
-                self.nbytes += memory.nbytes
+        def give_back(_: weakref.ref) -> None:
+            del self._alive[address]
+            self.nbytes += nbytes
 
-        reference = weakref.ref(tensor, release)
-        self._watched[id(reference)] = reference
+        self.nbytes -= nbytes
+        self._alive[address] = weakref.ref(storage, give_back)
 
 
 def _signature(value: Any) -> Any:
@@ -126,14 +118,6 @@ def _signature(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(map(_signature, value))
     return value if isinstance(value, str | int | float | torch.dtype) else str(value)
-
-
-class _Memory:
-    """Bytes, and how many tensors look at them."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self.tensors = 0
 
 
 # -- what an operation costs -----------------------------------------------------------------------

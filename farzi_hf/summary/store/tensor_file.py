@@ -38,6 +38,8 @@ _FREE, _RATIO = 2**22, 32
 """The numbers that coded bytes of any number may hold, and those more for each byte: zeros alone
 would be a thousand.
 """
+_SEARCHED = 2**20
+"""Numbers whose scales are searched at the same time."""
 _STEPS, _NEVER = (
     16,
     255,
@@ -172,10 +174,13 @@ class Whole(Storage):
             for name, x in tensors.items()
             if x.is_floating_point() and x.dim() > 1
         }
-        return {
-            name: self._scale(x.movedim(_dimensions(name), -1).flatten(0, -2))
-            for name, x in matrices.items()
-        }
+        found = {}
+        for name, x in matrices.items():
+            rows = x.movedim(_dimensions(name), -1).flatten(0, -2)
+            # Some dimensions at a time: the search takes forty bytes a number.
+            parts = rows.split(max(1, _SEARCHED // max(1, len(rows))), dim=1)
+            found[name] = torch.cat([self._scale(part) for part in parts])
+        return found
 
     def _scale(self, x: Tensor) -> Tensor:
         """s (k,) of numbers (n, k)."""

@@ -255,8 +255,9 @@ NOT_SHOWN = {"model_type", "transformers_version", "architectures", "use_cache"}
 _FIELDS_OF_ALL = {field.name for field in fields(PreTrainedConfig)}
 _SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
-_NUMBERS, _TENSORS, _LAYERS, _INTEGER, _FLOAT = 10**9, 5000, 1000, 10**7, 1e12
+_NUMBERS, _TENSORS, _LAYERS, _INTEGER, _FLOAT = 10**9, 5000, 256, 10**7, 1e12
 """Limits of a learner that somebody else chose: its numbers and tensors, and each of its settings.
+Some architectures walk through all layers for each of them, in Python.
 """
 _SECONDS_OF_BUILDING, _BYTES_OF_BUILDING = 1.0, 2**28
 """Limits of making it: all operations of torch, and the numbers that come into being, though it is

@@ -121,8 +121,8 @@ WHOLE = st.sampled_from(
 BROKEN = st.sampled_from([-1.0, 0.0, 1e-9, 0.5, 2.0, 100.0, 1e4, 1e6, 1e9, 1e12])
 EDGES = {int: WHOLE, float: BROKEN}
 SIZES = ("num_sequences", "sequence_length", "vocab_size")
+ROTARY_TYPES = st.sampled_from(["default", "linear", "dynamic", "yarn", "longrope", "llama3"])
 ROTARY = {
-    "rope_type": st.sampled_from(["default", "linear", "dynamic", "yarn", "longrope", "llama3"]),
     "rope_theta": BROKEN,
     "factor": BROKEN | WHOLE,
     "original_max_position_embeddings": WHOLE,
@@ -145,7 +145,7 @@ def carried_at_the_edge(draw: Callable[[Any], Any]) -> Config:
     edges |= dict.fromkeys(SIZES, WHOLE.filter(lambda size: size >= 2))
     if hasattr(CONFIG_MAPPING[kind], "rope_parameters"):
         edges["rope_parameters"] = st.fixed_dictionaries(
-            {"rope_type": ROTARY["rope_type"]}, optional=ROTARY
+            {"rope_type": ROTARY_TYPES}, optional=ROTARY
         )
     names = draw(st.lists(st.sampled_from(sorted(edges)), min_size=2, max_size=2, unique=True))
     values = {name: draw(edges[name], label=name) for name in names}

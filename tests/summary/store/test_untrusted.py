@@ -229,7 +229,17 @@ PAD = {
     "pad_type_id": 0,
     "pad_token": "a",
 }
+
+
+def words(**ids: int) -> dict:
+    return {"model": {"type": "WordLevel", "vocab": ids, "unk_token": next(iter(ids))}}
+
+
 KILLERS = {
+    "an id of the largest number": words(a=0, b=2**32 - 2),
+    "an id of half of it": words(a=0, b=2**31),
+    "an id of four hundred millions": words(a=0, b=4 * 10**8),
+    "an id of a million, for two words": words(a=0, b=10**6),
     "an empty charsmap": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
     "a charsmap that says it is huge": {
         "normalizer": {"type": "Precompiled", "precompiled_charsmap": "/" * 16}
