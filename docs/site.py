@@ -88,10 +88,8 @@ def card_list() -> str:
     for uri, path in CARDS.items():
         if path.suffix == ".md":
             title = re.search(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
-            name, link = (
-                uri.removeprefix("model_cards/").rpartition("/")[0],
-                uri.removeprefix("model_cards/"),
-            )
+            name = uri.removeprefix("model_cards/").rpartition("/")[0]
+            link = uri.removeprefix("model_cards/")
             lines.append(f"- [{name}]({link}): {title[1] if title else 'the table'}")
     return "\n".join(lines)
 

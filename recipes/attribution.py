@@ -56,12 +56,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         problem = AttributionProblem(data, args)
     scored = []
     for steps in args.steps:
-        scores = [
-            scores_of(problem, seed, steps) for seed in args.seeds
-        ]  # what each method says of each sequence
-        losses = [
-            retrained(problem, seed, steps) for seed in args.seeds
-        ]  # and what really happens without some of them
+        # What each method says of each sequence.
+        scores = [scores_of(problem, seed, steps) for seed in args.seeds]
+        # And what really happens without some of them.
+        losses = [retrained(problem, seed, steps) for seed in args.seeds]
         scored += datamodelling_rows(problem, steps, scores, losses)
     write(name, problem, folder, scored, measured(problem, argv))
 
@@ -80,7 +78,8 @@ def scored(problem: AttributionProblem, seed: int, steps: int) -> dict[str, Any]
     """The scores (n,) of all methods but TRAK, CPU seconds of training and of the exact influence,
     and the test losses.
     """
-    training, test = problem.training(seed, steps), problem.test
+    training = problem.training(seed, steps)
+    test = problem.test
     begin = time.process_time()
     theta = training.train()
     trained = time.process_time()
@@ -110,7 +109,8 @@ def retrained(problem: AttributionProblem, seed: int, steps: int) -> list[float]
         left_out = problem.left_out(seed)[first : first + PART]
 
         def part(left_out: torch.Tensor = left_out) -> list[float]:
-            training, weights = problem.training(seed, steps), 1.0 - left_out.float()
+            training = problem.training(seed, steps)
+            weights = 1.0 - left_out.float()
             with torch.no_grad():
                 return [
                     float(training.learner.hard_loss(training.train(w), problem.test))
@@ -141,7 +141,8 @@ def datamodelling_rows(
         values = np.stack(
             [resampled(problem.left_out(seed), found[method], true) for seed, found, true in pairs]
         )
-        mean, seeds = values.mean(0), values[:, 0].tolist()
+        mean = values.mean(0)
+        seeds = values[:, 0].tolist()
         lds = {
             "lds": mean[0],
             "lds_interval": np.quantile(mean[1:], (0.025, 0.975)).tolist(),
@@ -168,7 +169,8 @@ def write(name: str, problem: AttributionProblem, folder: Path, scored: Rows, co
     save_text(text, folder / "table.md")
     save_csv(scored, folder / "table.csv")
     save_csv(costs, folder / "costs.csv")
-    drawn, steps = [row for row in costs if row["method"] in DRAWN], "Training steps T"
+    drawn = [row for row in costs if row["method"] in DRAWN]
+    steps = "Training steps T"
     scores = Panel(scored, "steps", "lds", steps, "Linear datamodelling score", "x")
     memory = Panel(
         drawn, "steps", "memory_bytes", steps, "Peak memory above the start (MiB)", "xy", 2.0**-20

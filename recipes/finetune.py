@@ -156,7 +156,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_recipe(Path(args.output_dir), args.of_models)
     print(f"{summary}: {c.learner.model.config.model_type}, {c.steps} steps", flush=True)
     measured = [*itself(c, args), *on_summary(c, args), *on_real(c, args), *c.counted()]
-    rows, folder = [c.row(part) for part in measured], Path(args.output_dir)
+    rows = [c.row(part) for part in measured]
+    folder = Path(args.output_dir)
     table = markdown([c.task.readable(row) for row in rows])
     save_text(table + "\n", folder / "table.md")
     save_csv(rows, folder / "table.csv")
@@ -198,9 +199,8 @@ def distilled(args: FinetuneArguments) -> Path:
     trainer = FarziTrainer(
         pretrained, settings, splits["train"], splits["validation"], task=data.task
     )
-    write_recipe(
-        Path(args.output_dir), args.of_models
-    )  # before the summary, which must not be taken for that of other data
+    # Before the summary, which must not be taken for that of other data.
+    write_recipe(Path(args.output_dir), args.of_models)
     trainer.train()
     metrics = {
         "dataset": data.settings.dataset,
@@ -238,9 +238,8 @@ def trained(
         if lora:
             from peft import LoraConfig, get_peft_model
 
-            gpt2 = any(
-                isinstance(part, Conv1D) for part in model.modules()
-            )  # its matrices lie the other way round
+            # Its matrices lie the other way round.
+            gpt2 = any(isinstance(part, Conv1D) for part in model.modules())
             adapters = LoraConfig(
                 task_type="CAUSAL_LM",
                 r=lora,
@@ -254,7 +253,8 @@ def trained(
 
     name = f"{method}, LoRA" if lora else method
     folder = Path(args.output_dir) / "models" / re.sub(r"[^a-z0-9]+", "-", name.lower())
-    steps, known = settings.get("max_steps", c.steps), {**args.of_models, "lora": lora}
+    steps = settings.get("max_steps", c.steps)
+    known = {**args.of_models, "lora": lora}
     one = lambda seed: c.trained(name, train, [seed], nbytes, steps).to_json()  # noqa: E731
     parts = [
         Measured.from_json(kept(folder / f"{i}.json", known, partial(one, seed)))
@@ -289,12 +289,14 @@ def on_summary(c: Comparison, args: FinetuneArguments) -> list[Measured]:
     """
     farzi, inner = c.farzi, c.farzi.config.inner
     if farzi.is_endless:
-        name, nbytes = f"Farzi, {farzi.config.inputs} ids", farzi.nbytes
+        name = f"Farzi, {farzi.forms.inputs.row_words}"
+        nbytes = farzi.nbytes
         rows = lambda seed: farzi.as_dataset(seed=seed)  # noqa: E731
         return [trained(c, args, name, rows, farzi.collator(), nbytes, rank) for rank in args.ranks]
     visits = math.ceil(c.steps * inner["synthetic_batch_size"] / farzi.config.num_sequences)
     token_bytes = c.token_bytes(farzi.config.num_sequences * farzi.config.sequence_length)
-    soft, ids = farzi.collator(), default_data_collator
+    soft = farzi.collator()
+    ids = default_data_collator
     return [
         trained(c, args, "Farzi, soft tokens", lambda seed: farzi.as_dataset(), soft, farzi.nbytes),
         trained(

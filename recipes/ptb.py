@@ -45,16 +45,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def distilled(this: Run) -> dict[str, Any]:
     """Distils, and measures students on the summary and on real data."""
-    before = (
-        this.at_start()
-    )  # students on the start of the summary, which all processes make together
+    # Students on the start of the summary, which all processes make together.
+    before = this.at_start()
     this.trainer.train(resume_from_checkpoint=this.checkpoint)
     if not this.is_first:
         return {}
     this.save()  # now, because the measurements take long
-    return this.finish(
-        this.measure(before)
-    )  # rows on the summary and to compare with; results and figures in the artefact
+    # Rows on the summary and to compare with; results and figures in the artefact.
+    return this.finish(this.measure(before))
 
 
 if __name__ == "__main__":

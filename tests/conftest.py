@@ -49,6 +49,7 @@ os.environ["HF_ENDPOINT"] = (
 
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
+from pictures import png  # noqa: E402
 
 # The process that shares the tests out among the others needs none of these, and importing them
 # takes seconds.
@@ -101,7 +102,7 @@ def hub_server() -> HubServer:
 @pytest.fixture
 def plot(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("plots") / "curve.png"
-    path.write_bytes(b"not really an image")
+    path.write_bytes(png())
     return path
 
 

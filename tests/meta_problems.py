@@ -75,10 +75,8 @@ def mlp(dtype: torch.dtype = torch.float64) -> MetaProblem:
         "frozen": nn.Parameter(1 + 0.1 * _normal(6, dtype=dtype), requires_grad=False),
         "out": _normal(6, 2, scale=0.6, dtype=dtype).requires_grad_(),
     }
-    x, y = (
-        _normal(10, 3, dtype=dtype).requires_grad_(),
-        _normal(10, 2, dtype=dtype).requires_grad_(),
-    )
+    x = _normal(10, 3, dtype=dtype).requires_grad_()
+    y = _normal(10, 2, dtype=dtype).requires_grad_()
 
     def inner_loss(params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int) -> Tensor:
         x, y, order = inputs
@@ -154,7 +152,10 @@ OPTIMIZERS: dict[str, InnerOptimizer] = {
 ADAM = OPTIMIZERS["adam"]
 
 
-Adam, AdamW, SGD, falling = torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, warmup_then_decay
+Adam = torch.optim.Adam
+AdamW = torch.optim.AdamW
+SGD = torch.optim.SGD
+falling = warmup_then_decay
 TWINS: dict[str, tuple[InnerOptimizer, type[torch.optim.Optimizer], dict]] = {
     "adam": (InnerAdam(lr=0.05), Adam, {}),
     "adam_betas_eps": (
@@ -232,7 +233,8 @@ def _adam(
     beta1, beta2 = hyper.betas
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * g**2
-    m_hat, v_hat = m / (1 - beta1**t), v / (1 - beta2**t) + hyper.eps_root
+    m_hat = m / (1 - beta1**t)
+    v_hat = v / (1 - beta2**t) + hyper.eps_root
     root = torch.sqrt(torch.where(v_hat == 0, torch.ones_like(v_hat), v_hat)) * (v_hat != 0)
     return w - lr * m_hat / (root + hyper.eps), (m, v)
 

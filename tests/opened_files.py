@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pictures import png
 from tiny_artefacts import METRICS, RECIPE, WORDS, tiny, word_tokenizer
 from tiny_models import tiny_model
 
 from farzi_hf.cli import main
+from farzi_hf.data.tokenizer_file import load_tokenizer
 from farzi_hf.summary import FarziData
 
 EVENTS = {
@@ -73,7 +75,7 @@ def harmless(folder: Path) -> None:
         "synthetic_batch_size": 2,
     }
     plot = folder.parent / "curve.png"
-    plot.write_bytes(b"no image")
+    plot.write_bytes(png())
     tokenizer = word_tokenizer()
     tokenizer.chat_template = "{{ messages }}"
     tiny(inner=inner).save_pretrained(
@@ -188,6 +190,7 @@ def perform(operation: Callable, folder: Path, out: Path) -> None:
 
 
 OPERATIONS = {
+    "tokenizer": lambda folder, out: load_tokenizer(folder),
     "load": lambda folder, out: FarziData.from_pretrained(folder),
     "save": lambda folder, out: FarziData.from_pretrained(folder).save_pretrained(out),
     "push": lambda folder, out: FarziData.from_pretrained(folder).push_to_hub(f"farzi-{out.name}"),

@@ -13,6 +13,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from farzi_hf.summary import FarziData, FarziDataConfig
+from farzi_hf.summary.origins import LEARNT
 from farzi_hf.summary.store.folder import ArtefactFolder
 
 WORDS = ["<pad>", "<unk>", "<s>", "</s>", "the", "cat", "a|b"]
@@ -62,6 +63,7 @@ def tiny(**changes) -> FarziData:
         "latent_dim": 3,
         "vocab_size": len(WORDS),
         "latent_std": 1.0,
+        "origin": LEARNT.name,
     }
     return FarziData(FarziDataConfig(**{**sizes, **changes}))
 

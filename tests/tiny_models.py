@@ -13,6 +13,7 @@ from transformers import (
 
 from farzi_hf.models import RNNConfig
 from farzi_hf.summary import FarziData, FarziDataConfig, attach_soft_inputs, soft_cross_entropy
+from farzi_hf.summary.forms import forms_of
 
 V, LENGTH = 13, 6
 
@@ -59,6 +60,9 @@ FAMILIES = ("gpt2", "llama", "mamba", RNNConfig.model_type, *NEXT_ITEM)
 """One of each kind of layers. What costs a training tries these; the others, Transformers all, are
 slow tests.
 """
+
+PAPER = forms_of(FarziDataConfig())
+"""The paper's forms, with τ = 1: soft inputs and shared labels."""
 
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 

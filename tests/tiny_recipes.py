@@ -91,6 +91,8 @@ DEMO = (
     "1",
     "--teacher_steps",
     "6",
+    "--show_rows",
+    "true",
 )
 """Of `ptb.py`."""
 DEMO_RECSYS = (

@@ -7,15 +7,15 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import accelerate
 import torch
 from accelerate.data_loader import SeedableRandomSampler
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import DataLoader, SequentialSampler
 from transformers import Trainer
 
@@ -26,6 +26,21 @@ from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.distillation.learner import leaves
 from farzi_hf.distillation.processes import together, world
 from farzi_hf.engine import InnerAdam, InnerAdamW, InnerOptimizer, InnerSGD
+
+# How far the first gradient may be from the Trainer's, as a share of its norm.
+_TOLERANCE = 1e-3
+_TOLERANCE_BF16 = 0.1
+
+
+class MicroBatches(NamedTuple):
+    """What one process computes of a step."""
+
+    rows: Sequence[Sequence[int]]
+    """The numbers of the rows of each micro-batch."""
+    batches: list[dict[str, Tensor]]
+    """The micro-batches, as the collator makes them."""
+    num_items: Tensor | None
+    """By what the Trainer divides all sums; None where it takes the mean of their means."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,14 +54,19 @@ class Replay(RowTraining):
     """
 
     trainer: Trainer
+    """The Trainer."""
     learner: Learner
+    """Its model as a function of the parameters."""
     start: Parameters
+    """θ_0, by name."""
     optimizer: InnerOptimizer
-    loader: DataLoader  # of its rows, with its collator
-    order: Sequence[
-        Sequence[Sequence[int]]
-    ]  # for each step the rows of its micro-batches, of one process after the other
-    on_gradient: Callable[[], Any] = lambda: None  # to show progress
+    """Its optimizer, with its clipping and schedule."""
+    loader: DataLoader
+    """Of its rows, with its collator."""
+    order: Sequence[Sequence[Sequence[int]]]
+    """For each step the rows of its micro-batches, of one process after the other."""
+    on_gradient: Callable[[], Any] = lambda: None
+    """Is called before each gradient, to show progress."""
 
     @classmethod
     def of(cls, trainer: Trainer, damping: float = 0.0) -> Replay:
@@ -60,65 +80,37 @@ class Replay(RowTraining):
             ValueError: the Trainer has trained already, or does something that cannot be replayed;
                 the message says what and the remedy.
         """
-        args, model = trainer.args, trainer.model
-        _refuse(
-            trainer.state.global_step > 0,
-            "it has trained already; make a new Trainer with the untrained model",
-        )
-        _refuse(
-            not hasattr(trainer.train_dataset, "__len__"),
-            "its train_dataset has no length; give rows with numbers",
-        )
-        _refuse(
-            args.n_gpu > 1,
-            "several devices share its batches; launch a process for each, or run it on one",
-        )
-        _refuse(
-            trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled,
-            "its model is in pieces; leave out FSDP and DeepSpeed",
-        )
-        apart = args.world_size > 1 and not args.average_tokens_across_devices
-        _refuse(
-            apart, "each process takes a mean of its own; leave average_tokens_across_devices=True"
-        )
-        _refuse(args.fp16, "fp16=True scales its losses; set bf16=True, or none of both")
-        _refuse(
-            bool(args.neftune_noise_alpha), "NEFTune draws noise; leave out neftune_noise_alpha"
-        )
-        _refuse(
-            args.load_best_model_at_end,
-            "it may end with an earlier model; leave that out, and set max_steps to that step",
-        )
+        _check_trainer(trainer)
         loader = trainer.get_train_dataloader()
         _refuse(
-            not len(loader),
+            len(loader) == 0,
             "its training set makes no batch; lower per_device_train_batch_size, or keep incomplete"
             " batches",
         )
         order = _order(trainer, loader)
-        learner = Learner(lambda: copy.deepcopy(model).cpu()).to(args.device)
-        base = getattr(
-            model, "get_base_model", lambda: model
-        )()  # without PEFT's class around it, as `Learner` has it
-        # `Learner` has taken the padding out of the embedding, whose row then trains. Here it
-        # trains as the Trainer's does.
-        learner.model.get_input_embeddings().padding_idx = getattr(
-            base.get_input_embeddings(), "padding_idx", None
+        # Without PEFT's class around it, as `Learner` has it.
+        model = getattr(trainer.model, "get_base_model", lambda: trainer.model)()
+        parameters = dict(model.named_parameters())
+        replay = cls(
+            trainer=trainer,
+            learner=_learner(trainer, model),
+            start={name: x.detach() if x.requires_grad else x for name, x in parameters.items()},
+            optimizer=_optimizer(trainer, parameters, len(order)),
+            loader=loader,
+            order=order,
         )
-        named = dict(base.named_parameters())
-        start = {name: x.detach() if x.requires_grad else x for name, x in named.items()}
-        found = cls(trainer, learner, start, _optimizer(trainer, named, len(order)), loader, order)
-        usable = damping == 0 or (isinstance(found.optimizer, InnerAdam) and 0 < damping < math.inf)
+        is_adam = isinstance(replay.optimizer, InnerAdam)
+        can_be_damped = damping == 0 or (is_adam and 0 < damping < math.inf)
         _refuse(
-            not usable,
+            not can_be_damped,
             f"damping={damping} has to be a number from 0 on, and 0 with SGD, which has no ε",
         )
-        gradient = found._first_gradient()
+        gradient = replay._first_gradient()
         if damping == 0:
-            return found
-        (clipped,) = found.optimizer.clip((gradient,))
+            return replay
+        (clipped,) = replay.optimizer.clip((gradient,))
         size = float(clipped.norm() / clipped.count_nonzero().clamp(min=1).sqrt())
-        return replace(found, optimizer=replace(found.optimizer, damping=damping * size))
+        return replace(replay, optimizer=replace(replay.optimizer, damping=damping * size))
 
     @property
     def num_rows(self) -> int:
@@ -130,85 +122,95 @@ class Replay(RowTraining):
 
     def batch(self, loader: DataLoader, rows: Sequence[int]) -> dict[str, Tensor]:
         """Rows as the collator of a loader makes them, on the Trainer's device."""
-        made = loader.collate_fn([loader.dataset[i] for i in rows])
-        return {
-            name: x.to(self.trainer.args.device)
-            for name, x in made.items()
-            if isinstance(x, Tensor)
-        }
+        device = self.trainer.args.device
+        columns = loader.collate_fn([loader.dataset[i] for i in rows])
+        return {name: x.to(device) for name, x in columns.items() if isinstance(x, Tensor)}
 
-    def micro_batches(
-        self, step: int
-    ) -> tuple[Sequence[Sequence[int]], list[dict[str, Tensor]], Tensor | None]:
-        """The rows of this process's, they themselves, and by what the Trainer divides all sums;
-        None where it takes the mean of their means.
-        """
+    def micro_batches(self, step: int) -> MicroBatches:
+        """Those of this process."""
         rank, processes = world()
         rows = self.order[step - 1][rank::processes]
         batches = [self.batch(self.loader, each) for each in rows]
-        return rows, *self.trainer.get_batch_samples(
+        counted = self.trainer.get_batch_samples(
             iter(batches), len(batches), self.trainer.args.device
         )
+        return MicroBatches(rows, *counted)
 
     def loss(self, params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Iterator[Tensor]:
         self.on_gradient()
-        (weights,), (chosen, batches, items) = inputs, self.micro_batches(step)
+        (weights,) = inputs
+        micro_batches = self.micro_batches(step)
         params = together(params)
-        for rows, batch in zip(chosen, batches, strict=True):
+        takes_means = micro_batches.num_items is None
+        for rows, batch in zip(micro_batches.rows, micro_batches.batches, strict=True):
             predicted = int((batch["labels"][:, 1:] != IGNORED).sum())
-            if predicted or items is None:
-                share = 1 / len(self.order[step - 1]) if items is None else predicted / int(items)
-                yield (
-                    self.learner.hard_loss(params, batch, self.of_rows(weights, list(rows), batch))
-                    * share
-                )
-            else:  # other processes wait for its gradient, and for second derivatives
+            if takes_means:
+                share = 1 / len(self.order[step - 1])
+            elif predicted:
+                share = predicted / int(micro_batches.num_items)
+            else:
+                # Other processes wait for its gradient, and for second derivatives.
                 yield 0.0 * sum(x.square().sum() for x in params.values() if x.requires_grad)
+                continue
+            row_weights = self.of_rows(weights, list(rows), batch)
+            yield self.learner.hard_loss(params, batch, row_weights) * share
 
     def _first_gradient(self) -> Tensor:
         """All its numbers (P,), after a comparison with the Trainer's own."""
-        trainer, model = self.trainer, self.trainer.model
+        trainer = self.trainer
         theta = leaves(self.start)
-
-        def gradient(loss: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-            own = [x for x in parameters if x.requires_grad]
-            found = torch.autograd.grad(loss, own, allow_unused=True, materialize_grads=True)
-            return torch.cat([x.flatten().double() for x in found])
-
-        def of_trainer(training: bool) -> Tensor:
-            (_, batches, items), before = self.micro_batches(1), model.training
-            model.train(training)
-            losses = [
-                trainer.compute_loss(model, dict(x), num_items_in_batch=items) for x in batches
-            ]
-            model.train(before)
-            whole = torch.stack(losses).sum() / (len(batches) if items is None else 1)
-            return accelerate.utils.reduce(gradient(whole, list(model.parameters())), "mean")
-
+        # The seed decides about dropout alone, which is refused.
         with torch.enable_grad(), seeded(), trainer.accelerator.autocast():
-            ours = gradient(sum(self.loss(theta, (self.ones,), 1)), list(theta.values()))
-            tolerance = (0.1 if trainer.args.bf16 else 1e-3) * ours.norm()
-            if (of_trainer(True) - ours).norm() <= tolerance:
+            loss = sum(self.loss(theta, (self.ones,), 1))
+            ours = _gradient(loss, theta.values())
+            tolerance = (_TOLERANCE_BF16 if trainer.args.bf16 else _TOLERANCE) * ours.norm()
+            if (self._gradient_of_trainer(training=True) - ours).norm() <= tolerance:
                 return ours
-            drops = [
-                name
-                for name, x in model.named_modules()
-                if getattr(x, "p", 0) and isinstance(x, nn.Dropout)
-            ]
-            dropped = (of_trainer(False) - ours).norm() <= tolerance
+            without_dropout = self._gradient_of_trainer(training=False)
+            has_dropout = (without_dropout - ours).norm() <= tolerance
+        layers = [
+            name
+            for name, module in trainer.model.named_modules()
+            if isinstance(module, nn.Dropout) and module.p
+        ]
         _refuse(
-            dropped,
+            has_dropout,
             "its model has dropout; set it to 0 in the model's config, and lora_dropout"
-            f" ({', '.join(drops):.200})",
-        )
-        causes = (
-            "label smoothing, NEFTune, random rows or collators, and losses or inputs of your own"
+            f" ({', '.join(layers):.200})",
         )
         _refuse(
             True,
-            "its first gradient is not that of the mean cross-entropy of each next token; leave"
-            f" out {causes}",
+            "its first gradient is not that of the mean cross-entropy of each next token; leave out"
+            " label smoothing, NEFTune, random rows or collators, and losses or inputs of your own",
         )
+
+    def _gradient_of_trainer(self, training: bool) -> Tensor:
+        """The Trainer's own gradient of the first step (P,), with its model in training or in
+        evaluation.
+        """
+        trainer = self.trainer
+        model = trainer.model
+        micro_batches = self.micro_batches(1)
+        num_items = micro_batches.num_items
+        was_training = model.training
+        model.train(training)
+        losses = [
+            trainer.compute_loss(model, dict(batch), num_items_in_batch=num_items)
+            for batch in micro_batches.batches
+        ]
+        model.train(was_training)
+        loss = torch.stack(losses).sum()
+        if num_items is None:
+            loss = loss / len(losses)
+        gradient = _gradient(loss, model.parameters())
+        return accelerate.utils.reduce(gradient, "mean")
+
+
+def _gradient(loss: Tensor, parameters: Iterable[Tensor]) -> Tensor:
+    """The gradient in those parameters that train, in float64 (P,)."""
+    trained = [x for x in parameters if x.requires_grad]
+    gradients = torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
+    return torch.cat([x.flatten().double() for x in gradients])
 
 
 def _refuse(applies: bool, reason: str) -> None:
@@ -216,95 +218,185 @@ def _refuse(applies: bool, reason: str) -> None:
         raise ValueError(f"trainer cannot be replayed: {reason}")
 
 
+def _check_trainer(trainer: Trainer) -> None:
+    """Raises ValueError if its arguments ask for what cannot be replayed."""
+    args = trainer.args
+    _refuse(
+        trainer.state.global_step > 0,
+        "it has trained already; make a new Trainer with the untrained model",
+    )
+    _refuse(
+        not hasattr(trainer.train_dataset, "__len__"),
+        "its train_dataset has no length; give rows with numbers",
+    )
+    _refuse(
+        args.n_gpu > 1,
+        "several devices share its batches; launch a process for each, or run it on one",
+    )
+    _refuse(
+        trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled,
+        "its model is in pieces; leave out FSDP and DeepSpeed",
+    )
+    _refuse(
+        args.world_size > 1 and not args.average_tokens_across_devices,
+        "each process takes a mean of its own; leave average_tokens_across_devices=True",
+    )
+    _refuse(args.fp16, "fp16=True scales its losses; set bf16=True, or none of both")
+    _refuse(bool(args.neftune_noise_alpha), "NEFTune draws noise; leave out neftune_noise_alpha")
+    _refuse(
+        args.load_best_model_at_end,
+        "it may end with an earlier model; leave that out, and set max_steps to that step",
+    )
+
+
+def _learner(trainer: Trainer, model: nn.Module) -> Learner:
+    """A copy of the Trainer's model as a function of its parameters.
+
+    Args:
+        model: it itself, without PEFT's class around it.
+    """
+    learner = Learner(lambda: copy.deepcopy(trainer.model).cpu()).to(trainer.args.device)
+    # `Learner` has taken the padding out of the embedding, whose row then trains. Here it trains as
+    # the Trainer's does.
+    padding = getattr(model.get_input_embeddings(), "padding_idx", None)
+    learner.model.get_input_embeddings().padding_idx = padding
+    return learner
+
+
+# -- the order of the rows -------------------------------------------------------------------------
+
+
 def _order(trainer: Trainer, loader: DataLoader) -> list[list[list[int]]]:
     """For each step the rows of its micro-batches, in the Trainer's order."""
-    args, shards = (
-        trainer.args,
-        [copy.copy(loader.batch_sampler) for _ in range(trainer.args.world_size)],
-    )
-    for rank, shard in enumerate(shards):
+    args = trainer.args
+    shards = _shards(loader, args.world_size)
+    accumulated = args.gradient_accumulation_steps
+    steps_of_an_epoch = math.ceil(len(loader) / accumulated)
+    steps = args.max_steps
+    if steps <= 0:
+        steps = math.ceil(args.num_train_epochs * steps_of_an_epoch)
+    order: list[list[list[int]]] = []
+    for epoch in itertools.count():
+        if len(order) >= steps:
+            return order[:steps]
+        of_shards = []
+        for shard in shards:
+            loader.set_epoch(epoch)  # of all shards; one that comes to its end sets the next epoch
+            of_shards.append(list(shard))
+        batches = list(zip(*of_shards, strict=True))  # of all processes, one after the other
+        for first in range(0, len(batches), accumulated):
+            order.append(list(itertools.chain(*batches[first : first + accumulated])))
+
+
+def _shards(loader: DataLoader, processes: int) -> list[Any]:
+    """What gives each process the rows of its batches.
+
+    Raises:
+        ValueError: they are not the same again, or some process has more batches than another.
+    """
+    shards = []
+    for rank in range(processes):
+        shard = copy.copy(loader.batch_sampler)
         shard.process_index = rank
-    sampler = getattr(shards[0], "batch_sampler", shards[0]).sampler
+        shards.append(shard)
     _refuse(
-        len(set(map(len, shards))) > 1,
+        len({len(shard) for shard in shards}) > 1,
         "processes have unequal numbers of batches; leave even_batches=True",
     )
-    seeded = isinstance(sampler, (SeedableRandomSampler, SequentialSampler))
+    sampler = getattr(shards[0], "batch_sampler", shards[0]).sampler
+    is_reproducible = isinstance(sampler, (SeedableRandomSampler, SequentialSampler))
     _refuse(
-        not seeded,
+        not is_reproducible,
         f"no seed orders its {type(sampler).__name__}; set train_sampling_strategy='random'",
     )
-    accumulated, found = args.gradient_accumulation_steps, []
-    epochs = math.ceil(args.num_train_epochs * math.ceil(len(loader) / accumulated))
-    total = args.max_steps if args.max_steps > 0 else epochs
-    for epoch in itertools.count():
-        if len(found) >= total:
-            return found[:total]
-        parts = [
-            (loader.set_epoch(epoch), list(shard))[1] for shard in shards
-        ]  # an epoch that ends sets the next one
-        batches = list(zip(*parts, strict=True))
-        found += [
-            list(itertools.chain(*batches[i : i + accumulated]))
-            for i in range(0, len(batches), accumulated)
-        ]
+    return shards
 
 
-def _optimizer(trainer: Trainer, named: dict[str, nn.Parameter], steps: int) -> InnerOptimizer:
+# -- the optimizer ---------------------------------------------------------------------------------
+
+
+def _optimizer(trainer: Trainer, parameters: dict[str, nn.Parameter], steps: int) -> InnerOptimizer:
     """The Trainer's optimizer, clipping and schedule, as an inner optimizer."""
-    before = trainer.optimizer, trainer.lr_scheduler, trainer._created_lr_scheduler
-    made = trainer.create_optimizer()
-    schedule = trainer.create_scheduler(steps, made)
-    trainer.optimizer, trainer.lr_scheduler, trainer._created_lr_scheduler = before
-    kind, groups = type(made).__name__, [group for group in made.param_groups if group["params"]]
-    known = torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD
-    _refuse(type(made) not in known, f"no optimizer here is its {kind}; use AdamW")
-    stairs = not isinstance(schedule, LambdaLR) or any(
-        each is not schedule.lr_lambdas[0] for each in schedule.lr_lambdas
-    )
+    optimizer, schedule = _made(trainer, steps)
+    kind = type(optimizer).__name__
+    groups = [group for group in optimizer.param_groups if group["params"]]
     _refuse(
-        stairs,
-        f"its {type(schedule).__name__} is no function of the step, one for all parameters; set"
-        " another lr_scheduler_type",
+        type(optimizer) not in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD),
+        f"no optimizer here is its {kind}; use AdamW",
     )
-    stepped = {id(x) for group in groups for x in group["params"]}
-    left_out = [name for name, x in named.items() if x.requires_grad and id(x) not in stepped]
-    _refuse(
-        bool(left_out),
-        f"its optimizer leaves out {', '.join(left_out):.200}, which require a gradient; freeze"
-        " them",
-    )
-    first, decays = groups[0], {group["weight_decay"] for group in groups}
-    alike = first.keys() - {"params", "weight_decay"}
-    unlike = [
-        name
-        for name in first
-        if name in alike and any(group[name] != first[name] for group in groups)
-    ]
-    unlike += [name for name in ("amsgrad", "maximize", "nesterov", "dampening") if first.get(name)]
-    if decays - {max(decays), 0.0} or (len(decays) > 1 and not first.get("decoupled_weight_decay")):
-        unlike.append("weight_decay")
-    _refuse(
-        bool(unlike),
-        f"no optimizer here has the {', '.join(unlike)} of its {kind}; leave them out, or use"
-        " AdamW",
-    )
+    _check_schedule(schedule)
+    _check_all_step(groups, parameters)
+    _check_settings(groups, kind)
+
+    first = groups[0]
+    rate_of_step = schedule.lr_lambdas[0]
+    largest_decay = max(group["weight_decay"] for group in groups)
     settings = {
         "lr": float(first["initial_lr"]),
-        "weight_decay": max(decays),
+        "weight_decay": largest_decay,
         "max_grad_norm": trainer.args.max_grad_norm or None,
-        "lr_schedule": lambda step: schedule.lr_lambdas[0](step - 1),
+        "lr_schedule": lambda step: rate_of_step(step - 1),
     }
     if "momentum" in first:
         return InnerSGD(momentum=first["momentum"], **settings)
     settings |= {"betas": tuple(first["betas"]), "eps": first["eps"]}
     if not first["decoupled_weight_decay"]:
         return InnerAdam(**settings)
-    plain = (
-        {id(x) for group in groups if not group["weight_decay"] for x in group["params"]}
-        if max(decays)
-        else ()
+    no_decay: tuple[str, ...] = ()
+    if largest_decay:
+        plain = [group for group in groups if not group["weight_decay"]]
+        ids = {id(x) for group in plain for x in group["params"]}
+        no_decay = tuple(name for name, x in parameters.items() if id(x) in ids)
+    return InnerAdamW(**settings, no_decay=no_decay)
+
+
+def _made(trainer: Trainer, steps: int) -> tuple[torch.optim.Optimizer, LRScheduler]:
+    """The optimizer and the schedule that the Trainer would make, or has; it stays as it was."""
+    before = (trainer.optimizer, trainer.lr_scheduler, trainer._created_lr_scheduler)
+    optimizer = trainer.create_optimizer()
+    schedule = trainer.create_scheduler(steps, optimizer)
+    trainer.optimizer, trainer.lr_scheduler, trainer._created_lr_scheduler = before
+    return optimizer, schedule
+
+
+def _check_schedule(schedule: LRScheduler) -> None:
+    """Raises ValueError unless the rate is the same function of the step for all parameters."""
+    is_function = isinstance(schedule, LambdaLR)
+    is_one = is_function and all(each is schedule.lr_lambdas[0] for each in schedule.lr_lambdas)
+    _refuse(
+        not is_one,
+        f"its {type(schedule).__name__} is no function of the step, one for all parameters; set"
+        " another lr_scheduler_type",
     )
-    return InnerAdamW(
-        **settings, no_decay=tuple(name for name, x in named.items() if id(x) in plain)
+
+
+def _check_all_step(groups: list[dict[str, Any]], parameters: dict[str, nn.Parameter]) -> None:
+    """Raises ValueError if the optimizer leaves out a parameter that requires a gradient."""
+    stepped = {id(x) for group in groups for x in group["params"]}
+    left_out = [name for name, x in parameters.items() if x.requires_grad and id(x) not in stepped]
+    _refuse(
+        bool(left_out),
+        f"its optimizer leaves out {', '.join(left_out):.200}, which require a gradient; freeze"
+        " them",
+    )
+
+
+def _check_settings(groups: list[dict[str, Any]], kind: str) -> None:
+    """Raises ValueError if an inner optimizer lacks a setting, or has it for all parameters only."""
+    first = groups[0]
+    unlike = []
+    for name in first:
+        may_differ = name in ("params", "weight_decay")
+        if not may_differ and any(group[name] != first[name] for group in groups):
+            unlike.append(name)
+    unlike += [name for name in ("amsgrad", "maximize", "nesterov", "dampening") if first.get(name)]
+    decays = {group["weight_decay"] for group in groups}
+    has_two_decays = bool(decays - {max(decays), 0.0})
+    some_decay = len(decays) > 1
+    if has_two_decays or (some_decay and not first.get("decoupled_weight_decay")):
+        unlike.append("weight_decay")
+    _refuse(
+        bool(unlike),
+        f"no optimizer here has the {', '.join(unlike)} of its {kind}; leave them out, or use"
+        " AdamW",
     )

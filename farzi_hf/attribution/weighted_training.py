@@ -2,6 +2,8 @@
 derivative in that, the exact influence.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,16 +21,22 @@ from farzi_hf.engine.compiled_loop import row_of_step
 
 
 class RowTraining(ABC):
-    """T `steps` of training as a function of how much each of n rows counts. Row i has the weight
+    """T steps of training as a function of how much each of n rows counts. Row i has the weight
     w_i, and ordinary training has w = 1.
     """
 
     num_rows: int
+    """n."""
     steps: int
+    """T."""
     learner: Learner
+    """The model as a function of its parameters."""
     optimizer: InnerOptimizer
+    """Of the training."""
     start: Parameters
+    """θ_0, by name."""
     torch_compile: bool = False
+    """Whether the steps are compiled, as in `unroll`."""
 
     @abstractmethod
     def loss(
@@ -39,18 +47,22 @@ class RowTraining(ABC):
     @property
     def ones(self) -> Tensor:
         """The weights (n,) of ordinary training, of the type of the parameters that train."""
-        return next(x for x in self.start.values() if not is_constant(x)).new_ones(self.num_rows)
+        trained = next(x for x in self.start.values() if not is_constant(x))
+        return trained.new_ones(self.num_rows)
 
     def train(self, weights: Tensor | None = None, steps: int | None = None) -> Parameters:
         """θ_T without derivatives, or θ after the first `steps`. The weights are those of
         `checked`.
         """
-        settings = {
-            "optimizer": self.optimizer,
-            "steps": steps or self.steps,
-            "torch_compile": self.torch_compile,
-        }
-        return train(self.loss, self.start, (self.checked(weights),), **settings).params
+        state = train(
+            self.loss,
+            self.start,
+            (self.checked(weights),),
+            optimizer=self.optimizer,
+            steps=steps or self.steps,
+            torch_compile=self.torch_compile,
+        )
+        return state.params
 
     def checked(self, weights: Tensor | None) -> Tensor:
         """The weights, (n,) of rows or (n, L) of tokens, as the parameters' type; None: ordinary
@@ -63,20 +75,20 @@ class RowTraining(ABC):
                 f"weights has the shape {tuple(weights.shape)}; give ({self.num_rows},), or (…, L)"
                 " for tokens"
             )
-        if not bool(weights.isfinite().all()):
-            raise ValueError(
-                f"weights[{int((~weights.isfinite()).nonzero()[0, 0])}] is not finite; give finite"
-                " weights"
-            )
+        is_finite = weights.isfinite()
+        if not bool(is_finite.all()):
+            first_row = int((~is_finite).nonzero()[0, 0])
+            raise ValueError(f"weights[{first_row}] is not finite; give finite weights")
         return weights.to(self.ones)
 
     @staticmethod
     def of_rows(weights: Tensor, rows: Tensor | list[int], batch: Mapping[str, Tensor]) -> Tensor:
         """The weights of some rows (b,), or of the tokens in their batch (b, L)."""
-        own = weights[rows]
-        return (
-            own if own.dim() == 1 else pad(own, (0, batch["labels"].shape[1] - own.shape[1]))
-        )  # which may cut
+        chosen = weights[rows]
+        if chosen.dim() == 1:
+            return chosen
+        length = batch["labels"].shape[1]
+        return pad(chosen, (0, length - chosen.shape[1]))  # a negative number cuts
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,59 +100,65 @@ class WeightedTraining(RowTraining):
     sum of the cross-entropy over the n_i predicted tokens of sequence i. The denominator does not
     depend on w, so a weight of 0 leaves a sequence out, and all others count as before.
 
-    Args:
-        learner: the model as a function of its parameters.
-        rows: all training sequences, as a collator makes them: `input_ids` and `labels`, (n, L),
-            and `attention_mask` if there is padding. The padding is on the right.
-        batches: (T, b), the rows of each step's minibatch. `farzi_hf.data.minibatches` makes it.
-        optimizer: of the training.
-        start: θ_0, by name.
-        torch_compile: whether the steps are compiled, as in `unroll`.
-
     Raises:
         ValueError: `batches` is not a matrix of row numbers, `rows` has no labels or an id outside
             the vocabulary, its padding is on the left, or a minibatch has nothing to predict.
     """
 
     learner: Learner
+    """The model as a function of its parameters."""
     rows: Mapping[str, Tensor]
+    """All training sequences, as a collator makes them: `input_ids` and `labels`, (n, L), and
+    `attention_mask` if there is padding. The padding is on the right.
+    """
     batches: Tensor
+    """(T, b), the rows of each step's minibatch. `farzi_hf.data.minibatches` makes it."""
     optimizer: InnerOptimizer
+    """Of the training."""
     start: Parameters
+    """θ_0, by name."""
     torch_compile: bool = False
+    """Whether the steps are compiled, as in `unroll`."""
 
     def __post_init__(self) -> None:
         check_batch("rows", self.rows, self.learner.vocab_size)
-        if (
-            self.batches.dim() != 2
-            or self.batches.dtype not in (torch.int32, torch.int64)
-            or not self.batches.numel()
-        ):
+        self._check_batches()
+        self._check_padding()
+        if self.torch_compile:  # code for a training of T steps is code for all others
+            torch._dynamo.maybe_mark_dynamic(self.batches, 0)
+
+    def _check_batches(self) -> None:
+        batches = self.batches
+        is_matrix = batches.dim() == 2 and batches.numel() > 0
+        if not is_matrix or batches.dtype not in (torch.int32, torch.int64):
             raise ValueError(
-                f"batches is {self.batches.dtype} of shape {tuple(self.batches.shape)}; give"
-                " integers (T, b)"
+                f"batches is {batches.dtype} of shape {tuple(batches.shape)}; give integers (T, b)"
             )
-        low, high = map(int, torch.aminmax(self.batches))
+        low, high = map(int, torch.aminmax(batches))
         if low < 0 or high >= self.num_rows:
             raise ValueError(
                 f"batches names the rows {low} to {high}, but rows has 0 to {self.num_rows - 1}"
             )
         predicted = (self.rows["labels"][:, 1:] != IGNORED).sum(1)
-        if (empty := (predicted[self.batches] == 0).all(1)).any():
-            remedy = f"leave out rows whose labels are all {IGNORED}"
+        is_empty = (predicted[batches] == 0).all(1)
+        if is_empty.any():
+            first = int(is_empty.nonzero()[0])
             raise ValueError(
-                f"batches[{int(empty.nonzero()[0])}] has only rows without a label to predict;"
-                f" {remedy}"
+                f"batches[{first}] has only rows without a label to predict; leave out rows whose"
+                f" labels are all {IGNORED}"
             )
+
+    def _check_padding(self) -> None:
         mask = self.rows.get("attention_mask")
-        if mask is not None and (rising := (mask[:, 1:] > mask[:, :-1]).any(1)).any():
-            remedy = "pad on the right, as SequenceCollator does"
+        if mask is None:
+            return
+        rises = (mask[:, 1:] > mask[:, :-1]).any(1)
+        if rises.any():
+            first = int(rises.nonzero()[0])
             raise ValueError(
-                f"rows['attention_mask'][{int(rising.nonzero()[0])}] has padding before an id;"
-                f" {remedy}"
+                f"rows['attention_mask'][{first}] has padding before an id; pad on the right, as"
+                " SequenceCollator does"
             )
-        if self.torch_compile:  # code for a training of T steps is code for all others
-            torch._dynamo.maybe_mark_dynamic(self.batches, 0)
 
     @property
     def num_rows(self) -> int:
@@ -158,18 +176,18 @@ class WeightedTraining(RowTraining):
         return {name: x[chosen, :length] for name, x in self.rows.items()}
 
     def loss(self, params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
-        (weights,), chosen = inputs, row_of_step(self.batches, step)
+        (weights,) = inputs
+        chosen = row_of_step(self.batches, step)
         batch = self.minibatch(chosen)
         return self.learner.hard_loss(params, batch, self.of_rows(weights, chosen, batch))
 
     @cached_property
     def _lengths(self) -> Tensor:
         """(n,), where the numbers of the rows are."""
-        return (
-            self.rows.get("attention_mask", torch.ones_like(self.rows["input_ids"]))
-            .sum(1)
-            .to(self.batches.device)
-        )
+        mask = self.rows.get("attention_mask")
+        if mask is None:
+            mask = torch.ones_like(self.rows["input_ids"])
+        return mask.sum(1).to(self.batches.device)
 
 
 def check_batch(name: str, batch: Mapping[str, Tensor], vocab_size: int) -> None:
@@ -182,15 +200,16 @@ def check_batch(name: str, batch: Mapping[str, Tensor], vocab_size: int) -> None
             " collators do"
         )
     shape = batch["input_ids"].shape
-    odd = {column: tuple(x.shape) for column, x in batch.items() if x.shape != shape}
-    if odd or len(shape) != 2:
+    others = {column: tuple(x.shape) for column, x in batch.items() if x.shape != shape}
+    if others or len(shape) != 2:
         raise ValueError(
-            f"{name} has the shapes {odd or tuple(shape)}; give every column as (n, L), as"
+            f"{name} has the shapes {others or tuple(shape)}; give every column as (n, L), as"
             " collators do"
         )
     labels = batch["labels"]
     for column, ids in (("input_ids", batch["input_ids"]), ("labels", labels[labels != IGNORED])):
-        if len(outside := ids[(ids < 0) | (ids >= vocab_size)]):
+        outside = ids[(ids < 0) | (ids >= vocab_size)]
+        if len(outside):
             raise ValueError(
                 f"{name}[{column!r}] holds the id {int(outside[0])}, outside 0 … {vocab_size - 1}"
             )
@@ -235,9 +254,8 @@ def influence(
 
     Returns:
         A number for each weight, (n,) or (n, L), or m times as many, (m, n), if `test` returns m
-        losses. A sequence that no minibatch has gets
-        0. All losses of a vector share one training forward and one backward, see
-           `farzi_hf.engine.gradients`.
+        losses. A sequence that no minibatch has gets zero. All losses share one training forward
+        and one backward, see `farzi_hf.engine.gradients`.
 
     Raises:
         TypeError, ValueError: `weights` has another shape, the test loss is neither a number nor a
@@ -245,37 +263,44 @@ def influence(
             adjoint cannot do this training.
         FloatingPointError: the training diverged, or its derivative did: a result is not finite.
     """
-    of_test = loss_function(training.learner, test)
-    with torch.inference_mode(False), torch.enable_grad():  # a derivative is what the caller wants
-        w, shape = training.checked(weights).detach().clone().requires_grad_(), (-1,)
+    test_loss = loss_function(training.learner, test)
+    is_one_loss = False
 
-        def losses(theta: Parameters) -> Iterable[Tensor]:
-            nonlocal shape
-            found = of_test(theta)
-            if not isinstance(found, Tensor):
-                return found
-            shape = found.shape
-            if len(shape) > 1 or not found.numel():
-                raise ValueError(
-                    f"test returned losses of shape {tuple(shape)}; return one loss, or a vector"
-                )
-            return found.reshape(-1)
+    def losses(theta: Parameters) -> Iterable[Tensor]:
+        nonlocal is_one_loss
+        value = test_loss(theta)
+        if not isinstance(value, Tensor):
+            return value
+        if value.dim() > 1 or not value.numel():
+            raise ValueError(
+                f"test returned losses of shape {tuple(value.shape)}; return one loss, or a vector"
+            )
+        is_one_loss = value.dim() == 0
+        return value.reshape(-1)
 
-        how = {
-            "optimizer": training.optimizer,
-            "steps": training.steps,
-            "torch_compile": training.torch_compile,
-        }
-        _, found = gradients(losses, training.loss, training.start, (w,), adjoint=adjoint, **how)
-    found = torch.stack([dw for (dw,) in found]).neg_().view(*shape, *w.shape)
-    if not bool(found.isfinite().all()):
-        after = f"{training.steps} steps with optimizer={training.optimizer}"
-        why = (
-            "the training or its derivative diverged; give a smaller learning rate, or Adam a"
-            " larger eps"
+    # A derivative is what the caller wants, whatever he has turned off.
+    with torch.inference_mode(False), torch.enable_grad():
+        w = training.checked(weights).detach().clone().requires_grad_()
+        of_losses = gradients(
+            losses,
+            training.loss,
+            training.start,
+            (w,),
+            optimizer=training.optimizer,
+            steps=training.steps,
+            adjoint=adjoint,
+            torch_compile=training.torch_compile,
         )
-        raise FloatingPointError(f"the influence is not finite after {after}: {why}")
-    return found
+    scores = torch.stack([dw for (dw,) in of_losses.derivatives]).neg_()
+    if is_one_loss:
+        scores = scores[0]
+    if not bool(scores.isfinite().all()):
+        raise FloatingPointError(
+            f"the influence is not finite after {training.steps} steps with"
+            f" optimizer={training.optimizer}: the training or its derivative diverged; give a"
+            " smaller learning rate, or Adam a larger eps"
+        )
+    return scores
 
 
 def loss_function(learner: Learner, test: Test) -> Callable[[Parameters], Tensor]:

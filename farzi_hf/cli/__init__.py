@@ -1,6 +1,6 @@
-"""The command line: `farzi distil DATA`, `farzi suggest DATA`, `farzi show SUMMARY`, `farzi train
-SUMMARY`, `farzi export SUMMARY OUT`, `farzi attribute MODEL DATA --test TEST`, `farzi push SUMMARY
-REPO`.
+"""The command line: `farzi distil DATA`, `farzi count DATA`, `farzi suggest DATA`, `farzi show
+SUMMARY`, `farzi train SUMMARY`, `farzi export SUMMARY OUT`, `farzi attribute MODEL DATA --test
+TEST`, `farzi push SUMMARY REPO`.
 
 Recipes use these modules too: settings from YAML (`arguments`), the folder of a run (`run_folder`),
 and the run itself (`distil`). A command's module is imported when the command is called. Help
@@ -20,6 +20,7 @@ from textwrap import fill
 __all__ = ["COMMANDS", "main"]
 COMMANDS = {
     "distil": "distil your own data, or those of a config, and say whether it was worth it",
+    "count": "count the n-grams of a text, or rules of items, in seconds, and use them",
     "suggest": "choose settings for your own data by short trials, and print them as a config",
     "show": "print the facts of a summary, the likeliest entries of its positions, and its results",
     "train": "train a model on a summary, with the settings that it carries",
@@ -99,5 +100,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
         )
         return
-    command = import_module(f"farzi_hf.cli.{name}").command
-    import_module("farzi_hf.cli.program").run(lambda: command(rest), f"farzi {name}")
+
+    def command() -> None:
+        import_module(f"farzi_hf.cli.{name}").command(rest)
+
+    import_module("farzi_hf.cli.program").run(command, f"farzi {name}")

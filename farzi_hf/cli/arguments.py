@@ -9,13 +9,14 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
 
-import yaml
 from datasets import disable_progress_bars
 from transformers import HfArgumentParser, TrainingArguments
 
 from farzi_hf.cli import wrapped
 from farzi_hf.common.checks import did_you_mean
+from farzi_hf.common.files import read_plain_file
 from farzi_hf.common.settings import converted
+from farzi_hf.common.text import YAML_BYTES, read_plain
 
 
 def parse_arguments(
@@ -116,10 +117,10 @@ def example_configs() -> dict[str, Path]:
 
 
 def read_yaml(path: Path, known: set[str]) -> dict[str, Any]:
-    """The mapping in a YAML file, whose keys must be `known`."""
+    """The mapping in a YAML file, whose keys must be `known`. Others may have written the file."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        values = read_plain(read_plain_file(path, YAML_BYTES), "YAML") or {}
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"config={str(path)!r} cannot be read: {error}; give a YAML file in UTF-8"
         ) from None

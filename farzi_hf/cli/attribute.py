@@ -2,7 +2,6 @@
 good, or bad, at others.
 """
 
-import json
 import logging
 from argparse import ArgumentParser
 from collections import Counter
@@ -19,20 +18,21 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
-from transformers.models.auto import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.models.auto import AutoConfig, AutoModelForCausalLM
 
 import farzi_hf.models  # noqa: F401
 from farzi_hf.attribution import attribute
 from farzi_hf.cli import COMMANDS
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.common.checks import check_size
-from farzi_hf.common.files import is_taken
+from farzi_hf.common.files import find_file, is_taken, read_plain_file
 from farzi_hf.common.text import terminal_text
 from farzi_hf.data import Interactions, SequenceCollator, load_interactions
 from farzi_hf.data.files import stream_of
 from farzi_hf.data.own import TEXT, recognise, texts_of
 from farzi_hf.data.text import ids_of
-from farzi_hf.data.vocabulary import ITEMS_FILE
+from farzi_hf.data.tokenizer_file import load_tokenizer
+from farzi_hf.data.vocabulary import ITEMS_BYTES, ITEMS_FILE, item_names
 from farzi_hf.distillation.learner_model import readable_positions
 from farzi_hf.engine import ADJOINTS
 
@@ -128,7 +128,7 @@ def command(argv: Sequence[str]) -> None:
             )
             == TEXT
         ):
-            names = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
+            names = load_tokenizer(args.model)
             data, test = (
                 texts(source, args.column or "text", names, most)
                 for source in (args.data, args.test)
@@ -138,15 +138,9 @@ def command(argv: Sequence[str]) -> None:
                 load_interactions(source, min_interactions=2, **columns)
                 for source in (args.data, args.test)
             ]
-            file, entries = (
-                Path(args.model, ITEMS_FILE),
-                model.get_input_embeddings().num_embeddings,
-            )
-            names = (
-                json.loads(file.read_text(encoding="utf-8"))
-                if file.exists()
-                else found[0].vocabulary
-            )
+            entries = model.get_input_embeddings().num_embeddings
+            listed = items_of(args.model, entries)
+            names = found[0].vocabulary if listed is None else listed
             if len(names) != entries:
                 raise ValueError(
                     f"the model has {entries - 1} items, not {len(names) - 1}: list their names in"
@@ -222,22 +216,55 @@ def histories(found: Interactions, names: list[str], most: int) -> list[list[int
     return [[places[vocabulary[i]] for i in sequence[-most:]] for sequence in found.sequences]
 
 
+def items_of(model: str, entries: int) -> list[str] | None:
+    """The names of at most so many items in the model's folder, which somebody else may have
+    filled; None where it names none.
+    """
+    path = find_file(Path(model), ITEMS_FILE) if Path(model).is_dir() else None
+    if path is None:
+        return None
+    return item_names(read_plain_file(path, ITEMS_BYTES), path, entries)
+
+
 def model_of(name: str, rank: int | None) -> PreTrainedModel:
     """The model with its weights in float32 and without dropout; with adapters if they
-    have a rank.
+    have a rank. Of a folder, which somebody else may have filled, no pickle is read.
     """
-    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    dropped = {
-        key: 0.0
-        for key, x in config.to_dict().items()
-        if "drop" in key and isinstance(x, float) and x
-    }
-    config.update(dropped)
+    folder = Path(name)
+    tensors = [path.name for path in folder.glob("*.safetensors")]
+    pickles = [path.name for path in folder.glob("*.bin")]
+    if pickles and not tensors:
+        raise ValueError(
+            f"{name!r} has its weights in {terminal_text(min(pickles))}, a pickle, which is not"
+            " read: save the model with save_pretrained where you trust it, as safetensors"
+        )
+    eager = "eager"  # fused attention has no second derivative, and a config may name code for it
+    try:
+        config = AutoConfig.from_pretrained(
+            name, attn_implementation=eager, trust_remote_code=False
+        )
+        dropped = {
+            key: 0.0
+            for key, x in config.to_dict().items()
+            if "drop" in key and isinstance(x, float) and x
+        }
+        config.update(dropped)
+        model = AutoModelForCausalLM.from_pretrained(
+            name,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True if folder.is_dir() else None,
+            attn_implementation=eager,
+            trust_remote_code=False,
+        )
+    except Exception as error:  # each architecture fails in its own way
+        what = terminal_text(f"{type(error).__name__}: {' '.join(str(error).split())}", 500)
+        raise ValueError(
+            f"{name!r} is no causal language model within reach ({what}); name another folder or"
+            " repository"
+        ) from error
     if dropped:
-        PartialState().print(f"Dropout is switched off: {', '.join(dropped)}")
-    model = AutoModelForCausalLM.from_pretrained(
-        name, config=config, dtype=torch.float32, trust_remote_code=False
-    )
+        PartialState().print(f"Dropout is switched off: {terminal_text(', '.join(dropped))}")
     if rank is None:
         return model
     try:

@@ -6,6 +6,7 @@ and `plots/`. The run's folder gets `table.md` and `table.csv`.
 """
 
 import copy
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
@@ -16,6 +17,7 @@ from farzi_hf.cli.arguments import example_configs, parse_arguments
 from farzi_hf.cli.front_door import USAGE, FrontDoor, Options
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import (
+    Left,
     begin_run,
     check_outputs,
     find_checkpoint,
@@ -121,6 +123,7 @@ class Run:
         chosen: Suggestion | None = None,
     ):
         self.data, self.args, self.seed, self.whole, self.chosen = data, args, seed, whole, chosen
+        self._stale = False  # whether there are results of a summary that is not there any more
         self.folder, self.summary_folder = Path(args.output_dir), Path(args.output_dir, "summary")
         self.recipe = {**data.recipe([seed]), **args.to_recipe()}
         files = [
@@ -138,8 +141,11 @@ class Run:
         self._start = stored(self.folder / START, self.settings)
         farzi = None if self.chosen is None else self.chosen.summary
         self.trainer = trainer_of(self.data, self.args, self.seed, farzi_data=farzi)
-        begin_run(self.trainer, {**self.recipe, **self.data.place}, self.checkpoint)
+        begin_run(self.trainer, {**self.recipe, **self.data.of_the_run}, self.checkpoint)
         if self.is_first:
+            if self._stale:
+                print(f"{self.summary_folder} is gone: it is made again", file=sys.stderr)
+                (self.folder / RESULTS).unlink(missing_ok=True)
             start = (
                 f"going on from {self.checkpoint}"
                 if self.checkpoint
@@ -168,14 +174,16 @@ class Run:
     def facts(self) -> dict[str, Any]:
         """Facts about the distillation."""
         trainer, args, train = self.trainer, self.args, self.comparison.splits["train"]
+        stored = self.comparison.stored_bytes(train)
         return {
             "dataset": self.data.settings.dataset,
             "vocabulary": trainer.learner.vocab_size,
             "learner_parameters": sum(p.numel() for p in trainer.learner.model.parameters()),
             "summary_parameters": sum(p.numel() for p in trainer.model.parameters()),
             "tokens_per_inner_step": self.comparison.tokens_per_step,
-            "data_bytes": self.comparison.nbytes(train),
-            "data_bytes_after_xz": self.comparison.compressed_nbytes(train),
+            "data_bytes": stored.least,
+            "data_bytes_flat": stored.flat,
+            "data_bytes_after_xz": stored.xz,
             "inner_steps": args.inner_steps,
             "outer_steps": trainer.state.global_step,
             "distillation_seconds": self.seconds,
@@ -198,6 +206,7 @@ class Run:
         given = {
             "metrics": {**self.facts, **provenance(self.comparison, self.data, self.seed)},
             "recipe": self.recipe,
+            "show_rows": self.data.settings.show_rows,
         }
         self.trainer.model.save_pretrained(
             self.summary_folder, self.data.task.processing_class, **given
@@ -214,11 +223,20 @@ class Run:
         }
 
     def finished(self) -> dict[str, Any] | None:
-        """The results of an earlier start, if it came to its end with these settings. All processes
-        call this.
+        """The results of an earlier start, if it came to its end with these settings and its
+        summary is there. All processes call this.
+
+        Raises:
+            ValueError: the summary is not the one that it has left.
         """
         with self.args.main_process_first(desc="results"):
-            return stored(self.folder / RESULTS, self.settings)
+            found = stored(self.folder / RESULTS, self.settings)
+            if found is None:
+                return None
+            if Left(**found.get("left", {})).is_there(self.folder):
+                return found
+            self._stale = True
+            return None
 
     def keep(self, name: str, measured: Sequence[Measured], **facts: Any) -> dict[str, Any]:
         """Writes measurements into the run's folder, where `finished` and a later `begin` find
@@ -284,7 +302,8 @@ class Run:
         ]
 
     def _named(self, row: str) -> str:
-        return row.format(inputs=getattr(INPUTS[self.args.inputs], "words", ""))
+        """The name of a row, with that of its inputs."""
+        return row.format(inputs=INPUTS[self.args.inputs].row_words)
 
     def baselines(self) -> list[Measured]:
         """Rows to compare the summary with, as far as they mean something for it, and rows of count
@@ -304,13 +323,22 @@ class Run:
             if {part.method for part in measured} & {FULL, LONG}
             else None
         )
-        plots = draw(c, self.trainer.state.log_history, rows, self.folder / "plots", self.whole)
+        show_rows = self.data.settings.show_rows
+        plots = draw(
+            c, self.trainer.state.log_history, rows, self.folder / "plots", self.whole, show_rows
+        )
         costs = cost(c) if self.whole else {"student_seconds": verdict.facts["student_seconds"]}
         metrics = {"table": rows, **self.facts, **provenance(c, self.data, self.seed), **costs}
         said = {} if verdict is None else {"verdict": str(verdict)}
-        given = {"metrics": {**metrics, **said}, "recipe": self.recipe, "plots": plots}
-        self.trainer.model.save_pretrained(self.summary_folder, **given)
-        return self.keep(RESULTS, measured, facts=self.facts, **said)
+        self.trainer.model.save_pretrained(
+            self.summary_folder,
+            metrics={**metrics, **said},
+            recipe=self.recipe,
+            plots=plots,
+            show_rows=show_rows,
+        )
+        left = vars(Left.by(self.folder, self.trainer.model, plots))
+        return self.keep(RESULTS, measured, facts=self.facts, **said, left=left)
 
 
 def draw(
@@ -319,12 +347,14 @@ def draw(
     rows: Sequence[Row],
     folder: Path,
     whole: bool = True,
+    show_rows: bool = False,
 ) -> list[Path]:
     """Draws the figures of a distillation into a folder, and returns their files.
 
     Args:
         history: what the trainer has logged.
         whole: whether the curve is compared with a student of real data, which trains for it.
+        show_rows: whether a figure shows the first row even if it is not made up.
     """
     task = c.task
     folder.mkdir(parents=True, exist_ok=True)
@@ -348,9 +378,13 @@ def draw(
     else:  # the run was so short that nothing was logged
         del paths["distillation"]
     plot_comparison(rows, paths["comparison"], task.metric, metric_label=task.metric_label)
-    shown = "First row that is made" if c.farzi.is_endless else "Synthetic sequence 0"
-    decoded = c.farzi.contents().decoded
-    plot_tokens(replace(decoded, vocabulary=decoded.vocabulary.readable), paths["tokens"], shown)
+    if c.farzi.origin.is_made_up or show_rows:
+        decoded = c.farzi.contents().decoded
+        readable = replace(decoded, vocabulary=decoded.vocabulary.readable)
+        title = c.farzi.forms.inputs.words(decoded.vocabulary).first_row
+        plot_tokens(readable, paths["tokens"], title)
+    else:
+        paths.pop("tokens").unlink(missing_ok=True)  # of an earlier start, which showed rows
     return list(paths.values())
 
 
@@ -392,7 +426,7 @@ def distil(
 def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]]) -> None:
     """One table of all seeds."""
     output, task, seeds = Path(args.output_dir), data.task, data.seeds(args.seed)
-    write_recipe(output, {**data.recipe(seeds), **data.place, **args.to_recipe()})
+    write_recipe(output, {**data.recipe(seeds), **data.of_the_run, **args.to_recipe()})
     rows = pooled_rows(task, [part["measured"] for part in done])
     facts = {
         **done[0]["facts"],

@@ -28,7 +28,6 @@ from farzi_hf.common.checks import check_size
 from farzi_hf.common.files import is_taken
 from farzi_hf.data.seeds import Purpose, check_seed, derive
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.reading import hardened
 
 _PROBABILITIES, _ROWS = 2**24, 1000
@@ -125,9 +124,9 @@ def rows_of(farzi: FarziData, count: int, top_k: int, seed: int) -> Iterator[pa.
             if source
             else torch.arange(first, first + number) % config.num_sequences
         )
-        inputs, labels = batch_of(farzi.tensors, given, config.tau, farzi.carried)
+        inputs, labels = farzi.forms.batch(farzi.tensors, given)
         generator = torch.Generator().manual_seed(derive(seed, Purpose.HARD_TOKENS, 2, first))
-        ids, hard = hardened(inputs, labels, 1, generator)
+        ids, hard = hardened(inputs, labels, farzi.forms.labels.are_inputs, 1, generator)
         top = labels.probabilities().topk(min(top_k, config.vocab_size))
         columns = {"input_ids": ids, "labels": hard, "likeliest_ids": top.indices}
         table = {

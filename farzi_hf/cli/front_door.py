@@ -2,7 +2,6 @@
 trials choose for it.
 """
 
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import transformers
 from transformers import HfArgumentParser
 
 from farzi_hf.cli.arguments import parse_arguments
-from farzi_hf.common.files import is_taken
+from farzi_hf.common.files import is_taken, load_record, status_of
 from farzi_hf.common.settings import setting
 from farzi_hf.common.text import yaml_text
 from farzi_hf.distillation.config import FarziConfig
@@ -23,6 +22,7 @@ from farzi_hf.report import RunSettings
 from farzi_hf.report.suggestion import KEPT, Search, to_stderr
 from farzi_hf.report.tables import save_text
 from farzi_hf.report.trials import Suggestion, words_of
+from farzi_hf.summary.forms import TeacherLabels
 
 USAGE = "farzi distil DATA [--bytes 200kB] [--minutes 10] [--compare] [--dry_run] [--FIELD VALUE …]"
 TRIALS, CONFIG = "trials", "config.yaml"
@@ -119,15 +119,30 @@ class FrontDoor:
         there, a config for `farzi distil`.
         """
         transformers.utils.logging.disable_progress_bar()  # of files that trials write and read
+        to_stderr(self.counted())
         to_stderr(f"{self.data.description}\nTrials and the summary go to {self.folder}")
         found = self.search.run()
         self.settings.learner = found.learner
         save_text(self.config(found), self.folder / CONFIG)
         return found
 
+    def counted(self) -> str:
+        """What counting alone has on the validation part, in words: it takes seconds, and students
+        have to be better.
+        """
+        task, validation = self.data.task, self.search.validation
+        parts = (self.splits["train"], validation, validation)
+        rows = task.count(*parts, self.search.vocab_size)
+        best = min(rows, key=lambda row: task.error(row.statistics))
+        figure = task.headline(task.metrics(best.statistics))
+        return (
+            f"Counting alone, {best.seconds:.1f} s: {best.method}: {figure} on the validation part."
+            f" A student has to beat it; farzi count keeps it"
+        )
+
     def config(self, found: Suggestion) -> str:
         """The choice as a YAML config, with the reasons as comments."""
-        plain = FarziConfig(str(self.folder), labels="teacher").to_recipe()
+        plain = FarziConfig(str(self.folder), labels=TeacherLabels.name).to_recipe()
         changed = {
             name: x
             for name, x in found.config.to_recipe().items()
@@ -135,7 +150,12 @@ class FrontDoor:
         }
         reasons = "".join(f"# {line}\n" for line in found.reasons())
         return reasons + yaml_text(
-            {**self.data.recipe([self.seed]), "data_dir": self.settings.data_dir, **changed}
+            {
+                **self.data.recipe([self.seed]),
+                "data_dir": self.settings.data_dir,
+                **self.data.of_the_run,
+                **changed,
+            }
         )
 
     def plan(self) -> str:
@@ -170,14 +190,19 @@ class FrontDoor:
         return next(folder for folder in folders if not folder.exists() or self._is_ours(folder))
 
     def _is_ours(self, folder: Path) -> bool:
-        """Whether the folder has trials of the same data with the same settings."""
-        try:
-            return (
-                json.loads((folder / TRIALS / KEPT).read_text(encoding="utf-8"))["settings"]
-                == self.search.settings
-            )
-        except (OSError, ValueError, KeyError, TypeError):
+        """Whether the folder has trials of the same data with the same settings. Raises ValueError
+        if its trials cannot be read.
+        """
+        path = folder / TRIALS / KEPT
+        if status_of(path) is None:
             return False
+        try:
+            return load_record(path).get("settings") == self.search.settings
+        except ValueError as error:
+            raise ValueError(
+                f"{str(path)!r} is damaged ({error}): move {str(folder)!r} away, or name another"
+                " --output_dir"
+            ) from None
 
 
 def _bytes(text: str) -> int:

@@ -6,14 +6,16 @@ import ctypes
 import errno
 import os
 import platform
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NoReturn
 
+from farzi_hf.common.messages import escape_tracebacks, escaped_messages
 from farzi_hf.common.text import terminal_text
-from farzi_hf.data import DataUnavailableError
 
 
 def keep_freed_memory(mmap_threshold: int = 1 << 30, trim_threshold: int = -1) -> None:
@@ -37,13 +39,57 @@ def ends_in_one_line(script: str, *more: type[Exception]) -> Iterator[None]:
     """A context in which ValueError, missing data and the types in `more` end the program with one
     line, which the first process alone prints.
     """
+    from farzi_hf.data import DataUnavailableError  # a help screen needs no data
+
     try:
         yield
     except (ValueError, DataUnavailableError, *more) as error:
-        line = terminal_text(
-            " ".join(str(error).split("\n")), most=2000
-        )  # the Hub's errors have several lines
-        sys.exit(f"{script}: {line}" if os.environ.get("RANK", "0") == "0" else 1)
+        end(script, error, remedy_of(error) or "")
+
+
+def end(script: str, error: BaseException, remedy: str) -> NoReturn:
+    """Ends the program with a line, which the first process alone prints."""
+    # The Hub's errors have several lines.
+    said = terminal_text(" ".join(str(error).split("\n")), most=2000) or type(error).__name__
+    line = f"{script}: {said}; {remedy}" if remedy else f"{script}: {said}"
+    sys.exit(line if os.environ.get("RANK", "0") == "0" else 1)
+
+
+_NO_ROOM = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)}
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
+_NO_MEMORY = re.compile(
+    r"allocate memory|out of memory|bad_alloc|failed to map segment|start new thread", re.IGNORECASE
+)
+_OF_RUST = re.compile(r"\(os error (\d+)\)")
+
+
+def remedy_of(error: BaseException | None) -> str | None:
+    """What to do about an error that comes from the machine: its disk, its memory, its files. None
+    for an error of another kind.
+    """
+    is_of_files = isinstance(error, OSError)
+    while error is not None:
+        of_rust = _OF_RUST.search(str(error))
+        number = int(of_rust[1]) if of_rust else getattr(error, "errno", None)
+        if number in _REFUSED and (variable := _cache_of(getattr(error, "filename", None))):
+            return f"set {variable} to a folder in which you may write"
+        if number in _NO_ROOM:
+            return "make room and start it again"
+        is_of_memory = isinstance(error, MemoryError) or number == errno.ENOMEM
+        if is_of_memory or _NO_MEMORY.search(str(error)):
+            return "there is too little memory: free some, or raise the limit (ulimit -v)"
+        error = error.__cause__ or error.__context__
+    return "" if is_of_files else None
+
+
+def _cache_of(path: Any) -> str | None:
+    """The variable that says where a cache of Hugging Face is, if the path is in one."""
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    caches = {name: os.environ.get(name) for name in ("HF_DATASETS_CACHE", "HF_HUB_CACHE")}
+    for name, cache in {**caches, "HF_HOME": home}.items():
+        if cache and isinstance(path, str) and Path(path).is_relative_to(Path(cache).expanduser()):
+            return name
+    return None
 
 
 def summary_at(name: str) -> str:
@@ -57,22 +103,25 @@ def summary_at(name: str) -> str:
 
 
 def run(main: Callable[[], None], name: str | None = None) -> None:
-    """Runs `main()` as a program. A full disk, or Ctrl-C outside of a training, ends it with one
-    line; a closed pipe (`| head`) with none.
+    """Runs `main()` as a program. A file that cannot be read or written, too little memory, or
+    Ctrl-C outside of a training ends it with one line; a closed pipe (`| head`) with none. What
+    libraries say is escaped for the terminal.
     """
     script = name or Path(sys.argv[0]).name
+    escape_tracebacks()
     try:
-        main()
+        with escaped_messages:
+            main()
         sys.stdout.flush()
     except BrokenPipeError:  # of our own output: libraries for networks raise errors of their own
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
         )  # for what Python writes at its end
         sys.exit(1)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
+    except Exception as error:
+        if (remedy := remedy_of(error)) is None:
             raise
-        sys.exit(f"{script}: {error}; make room and start it again")
+        end(script, error, remedy)
     except KeyboardInterrupt:
         print(
             f"{script}: interrupted; start it again to go on from the last saved state",

@@ -2,26 +2,57 @@
 overwrites no other files.
 """
 
+from __future__ import annotations
+
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from farzi_hf.common.text import as_written, json_text, numbers_of, yaml_text
+from farzi_hf.common.files import (
+    DamagedError,
+    checksums,
+    differences,
+    find_file,
+    load_record,
+    names_of,
+    read_plain_file,
+    save_record,
+    status_of,
+)
+from farzi_hf.common.text import (
+    YAML_BYTES,
+    as_written,
+    numbers_of,
+    read_plain,
+    yaml_text,
+)
+from farzi_hf.data.tokenizer_file import TOKENIZER, TOKENIZER_CONFIG
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.run import changes, check_no_foreign, last_checkpoint, locked
 from farzi_hf.distillation.trainer import FarziTrainer
 from farzi_hf.report.tables import save_text
-from farzi_hf.summary.store.folder import check_destination
+from farzi_hf.summary import FarziData
+from farzi_hf.summary.store.folder import (
+    CONFIG,
+    TENSORS,
+    VOCABULARY,
+    check_destination,
+)
+
+logger = logging.getLogger(__name__)
 
 HEADER = "# Written by a recipe of farzi_hf: here it goes on, and replaces results of its own.\n"
+_SUMMARY = "summary"
 _BEFORE_RESULTS = ("recipe.yaml", "start.json")  # what a run has written that has not come far
-# Folders may move, and a table may be made again of more splits.
-_ELSEWHERE = ("output_dir", "data_dir", "trajectories", "splits")
+# Of a summary, what a student on it depends on. The rest may be edited before it is published.
+_NEEDED = (CONFIG, VOCABULARY, TOKENIZER, TOKENIZER_CONFIG)
+# Folders may move, a table may be made again of more splits, and a card with rows or without them.
+_ELSEWHERE = ("output_dir", "data_dir", "trajectories", "splits", "licence", "show_rows")
 
 
 def check_outputs(
@@ -43,9 +74,10 @@ def check_outputs(
     # Our recipes begin with a line, and our JSON files have keys, that no others have.
     ours, before = False, None
     if "recipe.yaml" in names:
-        with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
-            text = (folder / "recipe.yaml").read_text(encoding="utf-8")
-            ours, before = text.startswith(HEADER), yaml.safe_load(text)
+        with suppress(OSError, ValueError):
+            content = read_plain_file(folder / "recipe.yaml", YAML_BYTES)
+            before = read_plain(content, "YAML")
+            ours = content.startswith(HEADER.encode())
     for name in {"table.json", "cell.json"}.intersection(names):
         with suppress(OSError, ValueError):
             content = json.loads((folder / name).read_text(encoding="utf-8"))
@@ -62,7 +94,7 @@ def check_outputs(
         ours
         and recipe is not None
         and results
-        and (other := _difference(before, yaml.safe_load(yaml_text(recipe))))
+        and (other := _difference(before, read_plain(yaml_text(recipe).encode(), "YAML")))
     ):
         raise ValueError(
             f"{str(folder)!r} has {results[0]} of a run with other settings ({other}): choose"
@@ -131,6 +163,50 @@ def write_recipe(folder: Path, recipe: Mapping[str, Any]) -> None:
     save_text(HEADER + yaml_text(recipe), folder / "recipe.yaml")
 
 
+@dataclass(frozen=True)
+class Left:
+    """The summary and the figures that a finished run has left in its folder."""
+
+    fingerprint: str = ""
+    """Of the summary; empty where an older version has written the results."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The checksum of each file, by its path in the run's folder."""
+
+    @classmethod
+    def by(cls, folder: Path, farzi: FarziData, figures: Iterable[Path]) -> Left:
+        """What a run has just written."""
+        names = [f"{_SUMMARY}/{name}" for name in names_of(folder / _SUMMARY)]
+        names += [path.relative_to(folder).as_posix() for path in figures]
+        return cls(farzi.fingerprint(), checksums(folder, names))
+
+    def is_there(self, folder: Path) -> bool:
+        """Whether the summary is still in the folder. What else has changed there is said.
+
+        Raises:
+            ValueError: there is another summary, or a damaged one.
+        """
+        summary = folder / _SUMMARY
+        if find_file(summary, TENSORS) is None:
+            return False
+        found = differences(folder, self.files)
+        changed = {*found.gone, *found.changed}
+        if not changed:
+            return True
+        same = changed.isdisjoint(f"{_SUMMARY}/{name}" for name in _NEEDED)
+        try:
+            same = same and FarziData.from_pretrained(summary).fingerprint() == self.fingerprint
+        except (OSError, ValueError):
+            same = False
+        said = replace(found, added=())
+        if not same:
+            raise ValueError(
+                f"{str(summary)!r} is not as this run has left it ({said}): move it away, and the"
+                " same command makes it again"
+            )
+        logger.warning("%s is not as this run has left it: %s.", folder, said)
+        return True
+
+
 def kept(
     path: Path,
     settings: Mapping[str, Any],
@@ -149,24 +225,28 @@ def kept(
     path.unlink(missing_ok=True)
     value = as_written(make())
     if unless is None or not unless(value):
-        save_text(json_text({"settings": settings, "value": value}, indent=None), path)
+        save_record(path, {"settings": settings, "value": value}, indent=None)
     return numbers_of(value)
 
 
 def stored(path: Path, settings: Mapping[str, Any]) -> Any | None:
     """What `kept` has written into the file `path` with the same settings, or None. Raises
-    ValueError if something else has written the file.
+    ValueError if something else has written the file, or it is damaged.
     """
-    if not path.exists():
+    if status_of(path) is None:
         return None
     without = (
         "config",
         "data_dir",
     )  # where they were makes no difference: `data` has a hash of them
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = load_record(path)
         before = dict(numbers_of(found["settings"]).items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except DamagedError as error:
+        raise ValueError(
+            f"{str(path)!r} is damaged ({error}): move it away, and what it holds is made again"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{str(path)!r} is no recipe's: choose another folder, or move it away ({error!r})"
         ) from None

@@ -1,7 +1,7 @@
 """`farzi show SUMMARY`: prints a summary in the terminal."""
 
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farzi_hf.cli import COMMANDS
@@ -10,9 +10,10 @@ from farzi_hf.common.checks import check_size
 from farzi_hf.common.text import terminal_text
 from farzi_hf.report.tables import markdown
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.forms import INPUTS, PER_SEQUENCE
-from farzi_hf.summary.reading import Decoded
-from farzi_hf.summary.store.tensor_file import STORAGES
+from farzi_hf.summary.forms import Forms
+
+_ROWS, _COLUMNS, _CELL = 50, 20, 60
+"""Of the table of results that is printed: the most rows, columns, and letters of a cell."""
 
 
 def command(argv: Sequence[str]) -> None:
@@ -46,71 +47,63 @@ def command(argv: Sequence[str]) -> None:
             )
         )
         # At least two positions: one that is read, and one that is predicted.
-        fixed = farzi.beginning(args.sequences, max(2, args.positions))
-        decoded = Decoded(fixed.tensors, fixed.config, fixed.vocabulary.readable, args.top_k)[:]
-        shown = positions(decoded, args.positions, fixed.config.inputs != "soft")
+        beginning = farzi.beginning(args.sequences, max(2, args.positions))
+        decoded = beginning.decoded(beginning.tensors, farzi.vocabulary.readable, args.top_k)
+        shown = positions(beginning.forms, decoded[:], args.positions)
         print("\n" + markdown(shown, texts=["input", "likeliest entries", "its label"]))
         if rows := farzi.results.metrics.get("table"):
-            print("\n" + markdown(results(rows)))
+            print("\n" + results(rows))
 
 
 def facts(farzi: FarziData) -> dict[str, str]:
     """The facts of a summary: its source, its size, and the settings to train on it."""
-    config, metrics, recipe = farzi.config, farzi.results.metrics, farzi.results.recipe
-    learner, unnamed = (
-        recipe.get("learner"),
-        "" if farzi.processing_class is not None else ", without names",
-    )
-    made = {
-        "sequences × positions": f"{config.num_sequences:,} × {config.sequence_length:,}",
-        "numbers per position": (
-            f"{sum(config.shapes[name][-1] for name in config.learnt if name in PER_SEQUENCE):,}"
-        ),
-    }
-    if farzi.carried is not None:
-        form = INPUTS[config.inputs]
-        count, stored = (
-            sum(x.numel() for x in farzi.teacher.parameters()),
-            STORAGES[config.storage].description,
-        )
-        made = {
-            "teacher": (
-                f"{farzi.teacher.config.model_type}, {count:,} numbers"
-                + (f": {stored}" if stored else "")
-            ),
-            "inputs": (
-                f"{form.words}, {'any number of' if form.source else f'{config.num_sequences:,}'}"
-                f" rows of {config.sequence_length}"
-            ),
-            "labels": "what the teacher predicts after each id",
-        }
-    data, compressed = (
-        isinstance(x := metrics.get(name), int) and f"{x:,}"
-        for name in ("data_bytes", "data_bytes_after_xz")
-    )
-    known = {
+    config = farzi.config
+    metrics = farzi.results.metrics
+    recipe = farzi.results.recipe
+    learner = recipe.get("learner")
+    unnamed = "" if farzi.processing_class is not None else ", without names"
+    inputs = farzi.forms.inputs.words(farzi.vocabulary)
+    words = farzi.forms.labels.words(inputs, farzi.vocabulary, farzi.nbytes)
+    settings = ", ".join(f"{name} {value}" for name, value in (config.inner or {}).items())
+    rows = {
         "distilled from": metrics.get("dataset") or recipe.get("dataset"),
         "with a learner": learner.get("model_type") if isinstance(learner, dict) else None,
-        **made,
+        **words.short,
         "vocabulary": f"{config.vocab_size:,} entries{unnamed}",
-        "bytes" if farzi.carried is None else "bytes to keep": f"{farzi.nbytes:,}",
-        "bytes of the data": (
-            data + (f"; {compressed} after xz -9" if compressed else "") if data else None
-        ),
-        "to be trained with": (
-            ", ".join(f"{name} {value}" for name, value in (config.inner or {}).items()) or None
-        ),
+        words.short_size: f"{farzi.nbytes:,}",
+        "bytes of the data": _bytes_of_data(metrics),
+        "to be trained with": settings or None,
     }
-    return {name: str(value) for name, value in known.items() if value is not None}
+    return {name: str(value) for name, value in rows.items() if value is not None}
+
+
+_SIZES = {
+    "data_bytes": "",
+    "data_bytes_flat": " in flat bits",
+    "data_bytes_after_xz": " after xz -9",
+}
+"""The figures of the size of the data, and how they are told apart."""
+
+
+def _bytes_of_data(metrics: Mapping[str, Any]) -> str | None:
+    """The sizes of the data, as several ways store them."""
+    if not isinstance(metrics.get("data_bytes"), int):
+        return None
+    sizes = [
+        f"{metrics[name]:,}{words}"
+        for name, words in _SIZES.items()
+        if isinstance(metrics.get(name), int)
+    ]
+    return "; ".join(sizes)
 
 
 def positions(
-    decoded: Sequence[Sequence[dict[str, Any]]], count: int, of_ids: bool
+    forms: Forms, decoded: Sequence[Sequence[dict[str, Any]]], count: int
 ) -> list[dict[str, str]]:
-    """The first positions of these sequences, a row each; whether their inputs are ids."""
+    """The first positions of these sequences, a row each."""
 
-    def likeliest(position: dict[str, Any], kind: str = "") -> str:
-        shown = zip(position[f"{kind}tokens"], position[f"{kind}probabilities"], strict=True)
+    def likeliest(tokens: Sequence[Any], probabilities: Sequence[float]) -> str:
+        shown = zip(tokens, probabilities, strict=True)
         return ", ".join(
             f"{terminal_text(token, 40)} {probability:.2f}" for token, probability in shown
         )
@@ -118,23 +111,20 @@ def positions(
     rows = []
     for i, sequence in enumerate(decoded):
         for j, position in enumerate(sequence[:count]):
-            row = {"sequence, position": f"{i}, {j}"}
-            if of_ids:
-                row["input"] = terminal_text(position["tokens"][0], 40)
-            else:
-                row |= {
-                    "entropy (nats)": f"{position['entropy']:.2f}",
-                    "likeliest entries": likeliest(position),
+            rows.append(
+                {
+                    **forms.inputs.place(i, j),
+                    **forms.inputs.terminal_cells(position, likeliest),
+                    **forms.labels.terminal_cells(position, likeliest),
                 }
-            if "label_tokens" in position:
-                row["entropy of the label (nats)"] = f"{position['label_entropy']:.2f}"
-                row["its label"] = likeliest(position, "label_")
-            rows.append(row)
+            )
     return rows
 
 
-def results(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """The rows in the artefact's table, without spreads and intervals."""
+def results(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows in the artefact's table, without spreads and intervals. A line says how many rows
+    and columns of a large one are left out.
+    """
 
     def cell(value: Any) -> str:
         if isinstance(value, float):
@@ -142,4 +132,18 @@ def results(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
         return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
     columns = [name for name in rows[0] if not name.endswith(("_std", "_interval", "seconds"))]
-    return [{name: cell(row.get(name)) for name in columns} for row in rows]
+    shown = [
+        {
+            terminal_text(name, _CELL): terminal_text(cell(row.get(name)), _CELL)
+            for name in columns[:_COLUMNS]
+        }
+        for row in rows[:_ROWS]
+    ]
+    left_out = [
+        f"{count:,} {what}"
+        for count, what in ((len(rows) - _ROWS, "rows"), (len(columns) - _COLUMNS, "columns"))
+        if count > 0
+    ]
+    if not left_out:
+        return markdown(shown)
+    return f"{markdown(shown)}\n… and {' and '.join(left_out)} more, in metrics.json"

@@ -99,26 +99,28 @@ def command(argv: Sequence[str]) -> None:
             optimizer_cls_and_kwargs=farzi.optimizer_cls_and_kwargs,
             **measures,
         )
-    started = time.perf_counter()
-    trainer.train()
-    seconds = round(time.perf_counter() - started, 2)
-    trainer.model.save_pretrained(output)
-    vocabulary_of(farzi.processing_class).save(output)
-    print(f"{trainer.state.global_step} steps on {args.summary}; the model is in {output}")
-    if data is not None:
-        metrics = trainer.evaluate(test, metric_key_prefix="test")
-        shown = {
-            name: value
-            for name, value in metrics.items()
-            if not name.endswith(("runtime", "per_second", "_time"))
-        }
-        print(
-            "\n".join(
-                f"{name}: {value:.4g}" for name, value in shown.items() if isinstance(value, float)
+        started = time.perf_counter()
+        trainer.train()
+        seconds = round(time.perf_counter() - started, 2)
+        trainer.model.save_pretrained(output)
+        vocabulary_of(farzi.processing_class).save(output)
+        print(f"{trainer.state.global_step} steps on {args.summary}; the model is in {output}")
+        if data is not None:
+            metrics = trainer.evaluate(test, metric_key_prefix="test")
+            shown = {
+                name: value
+                for name, value in metrics.items()
+                if not name.endswith(("runtime", "per_second", "_time"))
+            }
+            print(
+                "\n".join(
+                    f"{name}: {value:.4g}"
+                    for name, value in shown.items()
+                    if isinstance(value, float)
+                )
             )
-        )
-    if data is not None and args.data is not None:
-        print(f"\nVerdict: {verdict(farzi, data, trainer, seconds)}")
+        if data is not None and args.data is not None:
+            print(f"\nVerdict: {verdict(farzi, data, trainer, seconds)}")
 
 
 def model_of(farzi: FarziData, args: Namespace, longest: int) -> PreTrainedModel:

@@ -6,6 +6,7 @@ alone.
 
 from farzi_hf.common.checks import check_different, check_size, did_you_mean
 from farzi_hf.common.files import exclusive, is_taken, replace_file
+from farzi_hf.common.messages import escaped_messages
 from farzi_hf.common.settings import setting
 from farzi_hf.common.text import reason, terminal_text
 
@@ -13,6 +14,7 @@ __all__ = [
     "check_different",
     "check_size",
     "did_you_mean",
+    "escaped_messages",
     "exclusive",
     "is_taken",
     "reason",

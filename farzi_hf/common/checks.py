@@ -6,14 +6,18 @@ from numbers import Integral, Real
 from typing import Any
 
 
-def did_you_mean(name: Any, known: Iterable[str]) -> str:
-    """What an error message says after a name that is not among the known ones."""
-    close = difflib.get_close_matches(str(name), list(known), n=1)
+def did_you_mean(name: Any, names: Iterable[str]) -> str:
+    """What an error message says after a name that is not among the right ones."""
+    close = difflib.get_close_matches(str(name), list(names), n=1)
     return f": did you mean {close[0]}?" if close else ""
 
 
 def check_size(name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
-    """`value` as an int. Raises ValueError unless it is an integer from `least` to `most`."""
+    """`value` as an int.
+
+    Raises:
+        ValueError: it is no integer from `least` to `most`.
+    """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r:.200}")
     if value > most:
@@ -22,15 +26,23 @@ def check_size(name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> 
 
 
 def check_different(name: str, values: Any, least: float | None = None) -> None:
-    """Raises ValueError unless this is a list without a value that is in it twice, or below
-    `least`.
+    """Checks a list: it has a value, and none that is in it twice, or below `least`.
+
+    Raises:
+        ValueError: it is no such list.
     """
-    listed = isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0
-    twice = listed and any(value in values[:i] for i, value in enumerate(values))
-    if (
-        not listed
-        or twice
-        or not all(least is None or (isinstance(x, Real) and x >= least) for x in values)
-    ):
-        kind = "values" if least is None else f"numbers of at least {least}"
-        raise ValueError(f"{name}={values!r} is not usable: give a list of different {kind}")
+    is_list = isinstance(values, Sequence) and not isinstance(values, str)
+    if is_list and len(values) > 0 and _are_different(values) and _are_at_least(values, least):
+        return
+    kind = "values" if least is None else f"numbers of at least {least}"
+    raise ValueError(f"{name}={values!r} is not usable: give a list of different {kind}")
+
+
+def _are_different(values: Sequence[Any]) -> bool:
+    return not any(value in values[:place] for place, value in enumerate(values))
+
+
+def _are_at_least(values: Sequence[Any], least: float | None) -> bool:
+    if least is None:
+        return True
+    return all(isinstance(value, Real) and value >= least for value in values)

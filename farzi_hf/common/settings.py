@@ -1,16 +1,20 @@
-"""Settings of variants: each variant declares its own, and `FarziConfig` has all of them. Also the
+"""Settings of variants: each variant declares its own, and a config has all of them. Also the
 checks of their values.
 
 The settings of a variant are the fields of its dataclass `Settings`, or of the variant itself, that
-`setting` has made. A setting may say: `help`; `name` and `start`, the name and the
-default in the config where they differ; `least`, of an integer; `table`, the variants of which it
-names one; `parts`, classes whose settings count where it is not None.
+`setting` has made. A setting may say: `help`; `name` and `start`, the name and the default in the
+config where they differ; `least`, of an integer; `table`, the variants of which it names one;
+`parts`, classes whose settings count where it is not None.
+
+`collected` gathers them all. The config itself is plain source, so that editors complete its
+fields: `farzi_hf/distillation/fields.py`, which `python docs/config_fields.py` writes.
 """
 
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -35,13 +39,17 @@ def setting(default: Any = MISSING, help: str = "", **metadata: Any) -> Any:
 
 @dataclass
 class Setting:
-    """What is known of a setting besides its type and its default."""
+    """What is known of a setting of a config."""
 
-    metadata: dict[str, Any]
+    hint: Any
+    """The type of its values."""
     default: Any
+    """Of the config. A list is copied for each config."""
+    metadata: dict[str, Any]
+    """What `setting` was given, without `name` and `start`."""
     choices: dict[str, Mapping[str, Any] | None]
-    """The fields that decide whether it has an effect: by the variant that they name in this table;
-    None: where they are not None.
+    """The settings that decide whether it has an effect: by the variant that they name in this
+    table; None: where they are not None.
     """
 
     @property
@@ -50,75 +58,75 @@ class Setting:
         names = " | ".join(self.metadata.get("table", ()))
         return ": ".join(part for part in (self.metadata.get("help"), names) if part)
 
+    def readers(self, name: str) -> list[str]:
+        """The values of other settings with which the setting called `name` has an effect, each as
+        "objective=meta_matching" or, where any value will do, as "trajectories". Empty: it always
+        has one.
+        """
+        readers = []
+        for choice, table in self.choices.items():
+            if table is None:
+                readers.append(choice)
+                continue
+            for variant, kind in table.items():
+                if name in [its_name for its_name, _, _ in settings_of(kind)]:
+                    readers.append(f"{choice}={variant}")
+        return readers
 
-def with_settings(*parts: type) -> Callable[[type], type]:
-    """A class gets the settings of `parts` and of all variants that its fields can name. It becomes
-    a dataclass afterwards.
 
-    They follow the field that names the variant, in the order of the table. Variants may share a
-    setting, if its default is the same. `settings` of the class has a `Setting` for each field with
-    metadata.
+def collected(*parts: type) -> dict[str, Setting]:
+    """The settings of `parts`, and of all variants that these settings can name, by name.
+
+    Those of a variant follow the setting that names it, in the order of the table. Variants may
+    share a setting. Raises TypeError if its default differs between them.
     """
-
-    def decorate(config: type) -> type:
-        declared, config.__annotations__, config.settings = config.__annotations__, {}, {}
-        for name, hint in declared.items():
-            _add(config, name, hint, vars(config).get(name), {})
-        for part in parts:
-            for name, hint, own in settings_of(part):
-                _add(config, name, hint, own, {})
-        lines = "\n".join(
-            f"        {name}: {setting.help}." for name, setting in config.settings.items()
-        )
-        config.__doc__ = config.__doc__.replace("    Raises:", f"    Args:\n{lines}\n\n    Raises:")
-        return config
-
-    return decorate
+    settings: dict[str, Setting] = {}
+    for part in parts:
+        for name, hint, declared in settings_of(part):
+            _add(settings, name, hint, declared, {})
+    return settings
 
 
-def _add(config: type, name: str, hint: Any, declared: Any, choices: dict[str, Any]) -> None:
-    """Adds one field to the class, and those that come with it."""
-    if not isinstance(declared, Field):  # a default of another library's field
-        config.__annotations__[name] = hint
-        return
+def _add(
+    settings: dict[str, Setting], name: str, hint: Any, declared: Field, choices: dict[str, Any]
+) -> None:
+    """Adds one setting, and those of the variants that it can name."""
     metadata = dict(declared.metadata)
-    default = metadata.get("start", declared.default if declared.default is not MISSING else None)
-    known = config.settings.get(name)
-    if known is not None:
-        if known.default != default:
-            raise TypeError(
-                f"{name} has the default {known.default!r} in one variant and {default!r} in"
-                " another"
-            )
-        known.choices |= choices
-        if metadata.get("help") not in known.metadata["help"]:
-            known.metadata["help"] += f"; {metadata['help']}"
-    else:
-        hint = (
-            hint | None if default is None and not isinstance(hint, str) else hint
-        )  # another setting decides
-        known = config.settings[name] = Setting(metadata, default, choices)
-        config.__annotations__[name] = hint
-        table = metadata.get("table")
-        for kind in [*(table or {}).values(), *metadata.get("parts", ())]:
-            for its_name, its_hint, its_field in settings_of(kind):
-                _add(config, its_name, its_hint, its_field, {name: table})
-    given = (
-        {"default_factory": lambda: list(default)}
-        if isinstance(default, list)
-        else {"default": default}
-    )
-    setattr(config, name, field(**given, metadata={"help": known.help}))
+    metadata.pop("name", None)
+    default = metadata.pop("start", None if declared.default is MISSING else declared.default)
+    if name in settings:
+        _share(settings[name], name, default, metadata["help"], choices)
+        return
+    if default is None:  # another setting decides
+        hint = hint | None
+    settings[name] = Setting(hint, default, metadata, choices)
+    table = metadata.get("table")
+    for kind in [*(table or {}).values(), *metadata.get("parts", ())]:
+        for its_name, its_hint, its_field in settings_of(kind):
+            _add(settings, its_name, its_hint, its_field, {name: table})
+
+
+def _share(shared: Setting, name: str, default: Any, help: str, choices: dict[str, Any]) -> None:
+    """One more variant declares a setting that is there already."""
+    if shared.default != default:
+        raise TypeError(
+            f"{name} has the default {shared.default!r} in one variant and {default!r} in another"
+        )
+    shared.choices |= choices
+    if help not in shared.metadata["help"]:
+        shared.metadata["help"] += f"; {help}"
 
 
 def settings_of(kind: Any) -> Iterator[tuple[str, Any, Field]]:
-    """The settings that a variant declares: the name in the config, the type and the
-    field of each.
+    """The settings that a variant declares: the name in the config, the type and the field of
+    each.
     """
     kind = getattr(kind, "Settings", kind)
-    own = [each for each in fields(kind) if "help" in each.metadata] if is_dataclass(kind) else []
-    hints = get_type_hints(kind) if own else {}
-    for each in own:
+    if not is_dataclass(kind):
+        return
+    declared = [each for each in fields(kind) if "help" in each.metadata]
+    hints = get_type_hints(kind) if declared else {}
+    for each in declared:
         hint = hints[each.name]
         # A list, because YAML and the command line know no tuples.
         hint = list[get_args(hint)[0]] if get_origin(hint) is tuple else hint
@@ -133,6 +141,21 @@ def made(kind: Any, config: Any, **parts: Any) -> Any:
     return kind(
         **parts, **{name: tuple(x) if isinstance(x, list) else x for name, x in values.items()}
     )
+
+
+@contextmanager
+def changed(settings: Any, **values: Any) -> Iterator[None]:
+    """In this context, the fields of `settings` have these values; afterwards, also after an error,
+    those that they had.
+    """
+    before = {name: getattr(settings, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(settings, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(settings, name, value)
 
 
 # -- checks ----------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ become blanks, or escapes on a terminal.
 import json
 import re
 from collections.abc import Mapping
+from itertools import chain, count
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 import numpy as np
@@ -19,26 +20,79 @@ import yaml
 # -- reading ---------------------------------------------------------------------------------------
 
 _DEPTH = 100  # lists and mappings inside each other; ours have five levels
+YAML_BYTES = 2**17
+"""The most bytes of a file of YAML that are read: PyYAML takes more than a second for as many."""
+_DIGITS = 1000  # of a number in YAML, which may be written in base 60: that takes quadratic time
+_YAML = "tag:yaml.org,2002:"
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Refuses aliases: a few lines of them can stand for more data than fits into memory."""
+    """Reads what JSON can hold too: null, truth values, numbers, texts, lists, and mappings with
+    texts as keys. Dates are texts, and every other tag is refused.
+
+    Aliases are refused: a few lines of them can stand for more data than fits into memory.
+    """
+
+    yaml_constructors: ClassVar = {
+        _YAML + kind: yaml.SafeLoader.yaml_constructors[_YAML + kind]
+        for kind in ("null", "bool", "int", "float", "str", "seq", "map")
+    }
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in pairs if tag != f"{_YAML}timestamp"]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.composer.ComposerError(
-                None, None, "aliases (*name) are not read", self.peek_event().start_mark
-            )
+            mark = self.peek_event().start_mark
+            raise _refused("aliases (*name) are not read; write the value out", mark)
         return super().compose_node(parent, index)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        kind = node.tag.replace(_YAML, "!!")
+        if node.tag not in self.yaml_constructors:
+            raise _refused(f"the tag {kind} is not read; leave it out", node.start_mark)
+        is_number = kind in ("!!int", "!!float")
+        if is_number and len(node.value) > _DIGITS:
+            raise _refused(f"a number has {len(node.value):,} digits", node.start_mark)
+        try:
+            return super().construct_object(node, deep)
+        except (LookupError, AttributeError, ArithmeticError, TypeError, ValueError):
+            # PyYAML lets through what fails in its own functions: `!!int ''`, `!!bool x`
+            raise _refused(f"{node.value!r:.80} is no {kind}", node.start_mark) from None
 
-def parse(content: bytes, path: Path, kind: str = "JSON") -> Any:
-    """The value in `content`, which was read from `path`. In YAML, the other `kind`, it has to be a
-    value that JSON can hold too.
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[str, Any]:
+        mapping = super().construct_mapping(node, deep)
+        for key in mapping:
+            if not isinstance(key, str):
+                raise _refused(f"the key {key!r:.80} is no text; put it in quotes", node.start_mark)
+        return mapping
+
+
+def _refused(what: str, mark: yaml.Mark) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, what, mark)
+
+
+def _yaml_value(text: str) -> Any:
+    """What `text` holds. Raises ValueError, in one line that says where the error is."""
+    try:
+        return yaml.load(text, _PlainLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+        raise ValueError(f"{where}{terminal_text(error.problem or error.context)}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(terminal_text(" ".join(str(error).split()))) from None
+
+
+def read_plain(content: bytes, kind: str = "JSON") -> Any:
+    """The value that a file of JSON or YAML, its `kind`, holds; one that JSON can hold. Raises
+    ValueError, in one line, if it holds none.
     """
     try:
         text = content.decode("utf-8")
-        level = [value := yaml.load(text, _PlainLoader) if kind == "YAML" else json.loads(text)]
+        value = _yaml_value(text) if kind == "YAML" else json.loads(text)
+        level = [value]
         for _ in range(_DEPTH):
             parts = [part for part in level if isinstance(part, dict | list)]
             level = [
@@ -47,19 +101,27 @@ def parse(content: bytes, path: Path, kind: str = "JSON") -> Any:
                 for child in (part.values() if isinstance(part, dict) else part)
             ]
         if level:
-            raise RecursionError("it is nested too deep")
-        json.dumps(value)  # YAML has dates, sets, bytes, and keys such as lists
-    except (ValueError, TypeError, yaml.YAMLError, RecursionError) as error:
+            raise ValueError("it is nested too deep")
+        json.dumps(value)  # whose integers have a limit
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    return value
+
+
+def parse(content: bytes, path: Path, kind: str = "JSON") -> Any:
+    """As `read_plain`, of the file `path`, which an error names."""
+    try:
+        return read_plain(content, kind)
+    except ValueError as error:
         raise ValueError(
             f"{path} is no readable {kind}: {error}; fetch the file again, or mend it"
         ) from None
-    return value
 
 
 def parse_mapping(content: bytes, path: Path, kind: str = "JSON") -> dict[str, Any]:
     """As `parse`; the value has to be a mapping with strings as keys."""
     value = parse(content, path, kind)
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+    if isinstance(value, dict):
         return value
     raise ValueError(
         f"{path} holds a {type(value).__name__} where a mapping is due; fetch the file again, or"
@@ -70,20 +132,50 @@ def parse_mapping(content: bytes, path: Path, kind: str = "JSON") -> dict[str, A
 # -- what is published, and where it is shown ------------------------------------------------------
 
 
-def without_local_paths(value: Any) -> Any:
-    """`value`, anything JSON can hold, in which absolute paths and paths from a home folder are cut
-    to their last part: `/home/ann/omega` becomes `omega`, because the folders above it name users,
-    machines and projects. Relative paths stay.
+_USER = re.compile(r"(\w://)[^\s/?#]*@")
+_SECRET = re.compile(
+    r"([?&#;][\w.-]*(?:token|key|secret|passw|pwd|sig|cred|auth)[\w.-]*=)[^\s&#;]+", re.IGNORECASE
+)
+
+
+def publishable(value: Any) -> Any:
+    """`value`, anything JSON can hold, without what names its author's machine or gives access.
+
+    Absolute paths and paths from a home folder are cut to their last part: `/home/ann/omega`
+    becomes `omega`, because the folders above it name users, machines and projects. Relative paths
+    stay. Addresses lose user names, passwords, and the values of parameters such as `token=`. Keys
+    of mappings are changed likewise; two that become the same are told apart by a number.
     """
     if isinstance(value, Mapping):
-        return {name: without_local_paths(part) for name, part in value.items()}
+        names = {name: publishable(name) for name in value}
+        taken = {name for name, plain in names.items() if plain == name}
+        for name, plain in names.items():
+            if plain != name:
+                others = (f"{plain} ({number})" for number in count(2))
+                names[name] = next(free for free in chain([plain], others) if free not in taken)
+                taken.add(names[name])
+        return {names[name]: publishable(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [without_local_paths(part) for part in value]
-    if isinstance(value, str) and "\n" not in value:
-        for path in (PurePosixPath(value), PureWindowsPath(value)):
-            if path.is_absolute() or value.startswith("~"):
-                return path.name
+        return [publishable(part) for part in value]
+    if isinstance(value, str):
+        return _without_access(_without_folders(value))
     return value
+
+
+def _without_folders(text: str) -> str:
+    if "\n" in text:  # longer texts are their author's own
+        return text
+    text = re.sub(r"^file:/*(?=/)", "", text)
+    for path in (PurePosixPath(text), PureWindowsPath(text)):
+        if path.is_absolute() or text.startswith("~"):
+            return path.name
+    return text
+
+
+def _without_access(text: str) -> str:
+    if "://" not in text:
+        return text
+    return _SECRET.sub(r"\1…", _USER.sub(r"\1", text))
 
 
 # Line breaks of any kind, other controls, marks that change the direction of writing, and halves of
@@ -98,7 +190,10 @@ _MARKUP = re.compile(
     r"|\](?=[(\[:])"  # what makes a link
     r"|^[-+=](?![\w.])|^\d(?=\d*[.)](?:\s|$))|^\[(?=[ xX]\])"  # the start of a list, a rule, a task
 )
+_WORD = re.compile(r"[^\s`|\\]+")
+_MAIL = re.compile(r"[\w.+-]@[\w-]+\.\w")
 _PLAIN_CODE = re.compile(r"[^`|\\]*[^`|\\\s][^`|\\]*")
+_PLAIN_PARTS = re.compile(r"[^`|\\]+|[`|\\]+")
 
 
 class Markdown(str):
@@ -114,30 +209,61 @@ def terminal_text(value: Any, most: int = 200) -> str:
     """`str(value)` in one line of at most `most` characters, without the middle of a longer text;
     what a terminal would obey or hide is escaped.
     """
-    text = "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value)
-    )
-    return text if len(text) <= most else f"{text[: most - most // 2 - 1]}…{text[-(most // 2) :]}"
+    return _shortened("".join(c if c.isprintable() else _escape(c) for c in str(value)), most)
+
+
+def terminal_lines(text: str, most: int = 20_000) -> str:
+    """As `terminal_text`, with line breaks and tabs."""
+    shown = (c if c.isprintable() or c in "\n\t" else _escape(c) for c in text)
+    return _shortened("".join(shown), most)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def _shortened(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    return f"{text[: most - most // 2 - 1]}…{text[-(most // 2) :]}"
 
 
 def markdown_text(value: Any) -> Markdown:
     """`str(value)` in one line, for a paragraph or a table cell. `Markdown` is
-    returned unchanged.
+    returned unchanged. Addresses of pages and mail are in the font of code: many parsers would make
+    links of them.
     """
     if isinstance(value, Markdown):
         return value
-    return Markdown(_MARKUP.sub(lambda found: _entity(found[0]), one_line(str(value))))
+    line, end = one_line(str(value)), 0
+    parts = []
+    for found in _WORD.finditer(line):
+        if _is_address(found[0]):
+            parts += [_escaped(line[end : found.start()]), f"`{found[0]}`"]
+            end = found.end()
+    return Markdown("".join([*parts, _escaped(line[end:])]))
+
+
+def _escaped(text: str) -> str:
+    return _MARKUP.sub(lambda found: _entity(found[0]), text)
+
+
+def _is_address(word: str) -> bool:
+    return "://" in word or "www." in word.lower() or _MAIL.search(word) is not None
 
 
 def markdown_code(text: str) -> Markdown:
     """`text` in the font of code, for a paragraph or a table cell. Blanks at its ends are kept."""
     text = _CONTROLS.sub(" ", text)
-    if not _PLAIN_CODE.fullmatch(
-        text
-    ):  # parsers differ in what a bar or a backslash between backticks means
-        return Markdown(f"<code>{''.join(c if c.isalnum() else _entity(c) for c in text)}</code>")
-    blank = " " if text[0] == text[-1] == " " else ""  # Markdown takes one away
-    return Markdown(f"`{blank}{text}{blank}`")
+    # Parsers differ in what a bar or a backslash between backticks means.
+    return Markdown("".join(map(_code, _PLAIN_PARTS.findall(text) if text.strip() else [text])))
+
+
+def _code(part: str) -> str:
+    if _PLAIN_CODE.fullmatch(part):
+        blank = " " if part[0] == part[-1] == " " else ""  # Markdown takes one away
+        return f"`{blank}{part}{blank}`"
+    return f"<code>{''.join(map(_entity, part))}</code>"
 
 
 def markdown_fence(text: str, language: str) -> Markdown:
@@ -151,9 +277,7 @@ def markdown_fence(text: str, language: str) -> Markdown:
 
 def markdown_image(path: str) -> Markdown:
     """The image at a relative path."""
-    name = re.sub(
-        r"[\[\]]", lambda found: _entity(found[0]), markdown_text(path)
-    )  # brackets end the name
+    name = _escaped(one_line(path)).replace("[", "&#91;").replace("]", "&#93;")  # which end it
     return Markdown(f"![{name}]({quote(path, errors='replace')})")
 
 

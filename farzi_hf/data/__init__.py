@@ -2,9 +2,18 @@
 and their windows.
 
 All data become sequences of ids in a `datasets.Dataset` with the column `input_ids`. This room
-imports nothing of ours.
+imports `common` alone. From a path to ids:
+
+- `files` finds the files of a path and their splits; `opening` makes UTF-8 of a file; `layout` and
+  `forms` find out how a text file writes a table; `rows` reads one row after the other.
+- Text: `own` recognises it and loads it, `text_splits` splits it, `text` has the named corpora and
+  the tokenizers.
+- Interactions: `columns` knows the names of columns, `tables` and `item_lists` make an item a row
+  of any table, `text_tables` and `readers` read files, `interactions` makes and splits histories.
+- Both: `sequences`, `streams`, `vocabulary`, `seeds`, `samples`.
 """
 
+from farzi_hf.data.coding import StoredBytes, stored_bytes
 from farzi_hf.data.files import DataUnavailableError
 from farzi_hf.data.interactions import (
     SAMPLE_INTERACTIONS,
@@ -43,6 +52,7 @@ __all__ = [
     "DataUnavailableError",
     "Interactions",
     "SequenceCollator",
+    "StoredBytes",
     "TextData",
     "Vocabulary",
     "bpe_tokenizer",
@@ -60,6 +70,7 @@ __all__ = [
     "random_sequences",
     "recognise",
     "sequences_fingerprint",
+    "stored_bytes",
     "tokenize",
     "training_windows",
     "vocabulary_of",

@@ -1,16 +1,12 @@
 """Readers of interactions: the data sets of the paper by name, and the user's own tables, files and
 data sets of the Hub.
 
-Each reader returns an Arrow table, of which `data.interactions` makes sequences. Files are read
-with Arrow and not with `datasets.load_dataset`, which would turn the id 007 into 7.
+Each reader returns an Arrow table, of which `data.interactions` makes sequences.
 """
 
-import contextlib
-import csv as plain_csv
-import io
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -21,104 +17,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, DownloadManager, load_dataset
-from pyarrow import csv, json, parquet
+from pyarrow import json, parquet
 
-from farzi_hf.common.text import reason
-from farzi_hf.data.files import (
-    DataUnavailableError,
-    arrow_batches,
-    delimiter_of,
-    ending,
-    files_of,
-    of_json,
-    opened,
-    own_splits,
-    utf8,
-)
+from farzi_hf.common.text import reason, terminal_text
+from farzi_hf.data.columns import NONE, Given, columns_of
+from farzi_hf.data.files import DataUnavailableError, find_files, own_splits
+from farzi_hf.data.forms import RATINGS
+from farzi_hf.data.item_lists import is_list
+from farzi_hf.data.layout import Layout
+from farzi_hf.data.opening import UnusableFileError, ending, opened, utf8
+from farzi_hf.data.rows import arrow_batches, of_json
 from farzi_hf.data.sequences import SPLITS
+from farzi_hf.data.tables import has_a_user_a_row, interactions_of
+from farzi_hf.data.text_tables import read_named, read_text_table
 
 logger = logging.getLogger(__name__)
-
-NAMES = ("user", "item", "timestamp")
-_RATINGS = ("user", "item", "rating", "timestamp")
-KNOWN = {
-    "user": "user userid uid reviewerid customerid memberid visitorid sessionid",
-    "item": (
-        "item itemid iid parentasin asin movieid productid articleid bookid isbn songid trackid"
-        " gameid businessid newsid adid"
-    ),
-    "timestamp": "timestamp ts unixreviewtime unixtime datetime time date createdat",
-}
-"""What the columns are called, first choice first, in small letters without `_`, `-` and blanks
-inside, and without RecBole's types.
-"""
-
-Given = Mapping[str, str | None]
-"""The columns that a user names, by what they hold: user, item and timestamp."""
-NONE: Given = {}
-# no leading zeros and no plus sign, so that different texts are different numbers
-INTEGER = r"\A(0|-?[1-9][0-9]*)\z"
-_WRITTEN_OTHERWISE = r"\A\s*[+]?0*([0-9]+?)(\.0*)?\s*\z"  # 01, 1.0, +1 or a blank before it
-
-
-# -- columns ---------------------------------------------------------------------------------------
-
-
-def columns_of(names: Sequence[str], source: Any, given: Given = NONE) -> list[str | None]:
-    """The columns of users, items and times (or None) among `names`: those given, else by name.
-    ValueError if one is missing or there twice.
-    """
-    found: list[str | None] = []
-    for role, known in KNOWN.items():
-        plain = [re.sub(r"(?<=\w)[_ -](?=\w)|:(token|float)\Z", "", name).lower() for name in names]
-        wanted = next((alias for alias in known.split() if alias in plain), role)
-        own = given.get(role)
-        matching = [
-            name
-            for name, its in zip(names, plain, strict=True)
-            if (name == own if own else its == wanted)
-        ]
-        if role == "timestamp" and not matching and not own:
-            matching = [None]
-        if len(matching) != 1:
-            remedy = (
-                f"{own or wanted!r} must be there once; name yours with user_column, item_column"
-                " and time_column"
-            )
-            raise ValueError(f"{source} has columns {list(names)}: {remedy}")
-        found += matching
-    return found
-
-
-def has_interactions(names: Sequence[str] | Path) -> bool:
-    """Whether these are the columns of interactions, or a row of them; or those in the first line
-    of a file.
-    """
-    with contextlib.suppress(ValueError):
-        names = first_line(names) if isinstance(names, Path) else names
-        return _is_rating(names) or bool(columns_of(names, ""))
-    return False
-
-
-def _is_rating(line: Sequence[str]) -> bool:
-    """Whether this is a row, user, item, rating and time, and not a header."""
-    return len(line) == 4 and all(re.fullmatch(r"-?\d+(\.\d+)?", cell) for cell in line[2:])
-
-
-def first_line(path: Path) -> list[str]:
-    """The cells of the first line, that is not empty, of a text file with columns. Raises
-    ValueError if the file is empty, or no text.
-    """
-    try:
-        with opened(path, errors="surrogateescape", newline="") as file:
-            text = io.StringIO(file.read(1 << 20), newline="")
-        cells = next(filter(None, plain_csv.reader(text, delimiter=delimiter_of(path))))
-        "".join(cells).encode()
-        return cells
-    except (plain_csv.Error, UnicodeError, OSError, StopIteration) as error:
-        why = "it is empty" if isinstance(error, StopIteration) else reason(error)
-        raise ValueError(f"{path} does not hold a header and lines as long as it ({why})") from None
-
 
 # -- tables and files of the user ------------------------------------------------------------------
 
@@ -126,46 +39,62 @@ def first_line(path: Path) -> list[str]:
 def read_own(
     data: Any, data_dir: str | Path | None = None, given: Given = NONE, **hub: Any
 ) -> pa.Table:
-    """User, item and timestamp of a `datasets.Dataset`, of anything that Arrow reads (a data
-    frame), of files, or of a data set of the Hub.
+    """User, item and timestamp of a table, of files, or of a data set of the Hub.
 
-    Rows of files and of a `DatasetDict` have a `part` too, the place of their split in `SPLITS`.
-    For arguments and errors see `data.load_interactions`; `hub` are arguments of
+    A table is a `datasets.Dataset`, or anything that Arrow reads, such as a data frame. Rows of
+    files and of a `DatasetDict` have a `part` too, the place of their split in `SPLITS`. For
+    arguments and errors see `data.load_interactions`; `hub` are arguments of
     `datasets.load_dataset`.
     """
     if isinstance(data, DatasetDict):
-        parts = (own_splits(data, "the data set") if len(data) > 1 else data).items()
-        return _joined(
-            {part: [_chosen(x.with_format("arrow")[:], part, given)] for part, x in parts},
-            "the data set",
-        )
+        return _read_splits(data, given)
+    if isinstance(data, Dataset):
+        return interactions_of(_arrow(data), "the data set", given)
     if not isinstance(data, (str, Path)):
-        table = data.with_format("arrow")[:] if isinstance(data, Dataset) else pa.table(data)
-        return _chosen(table, "the data set", given)
-    if (files := files_of(data, data_dir)) is not None:
-        read = {
-            part: [_READERS.get(ending(x), _read_csv)(x, given=given) for x in paths]
-            for part, paths in files.items()
-        }
-        return _joined(read, data)
-    hub = {"split": "train", **{name: x for name, x in hub.items() if x is not None}}
+        return interactions_of(pa.table(data), "the data set", given)
+    files = find_files(data, data_dir)
+    if files is None:
+        return interactions_of(_of_hub(data, **hub), data, given)
+    files.say_left_out(data)
+    tables = {
+        part: [_reader(path)(path, given) for path in paths] for part, paths in files.splits.items()
+    }
+    return _joined(tables, data)
+
+
+def _read_splits(data: DatasetDict, given: Given) -> pa.Table:
+    splits = own_splits(data, "the data set") if len(data) > 1 else data
+    tables = {part: [interactions_of(_arrow(x), part, given)] for part, x in splits.items()}
+    return _joined(tables, "the data set")
+
+
+def _arrow(data: Dataset) -> pa.Table:
+    return data.with_format("arrow")[:]
+
+
+def _of_hub(source: str | Path, **how: Any) -> pa.Table:
+    given = {option: value for option, value in how.items() if value is not None}
     try:
-        table = load_dataset(data, **hub).with_format("arrow")[:]
+        return _arrow(load_dataset(source, **{"split": "train", **given}))
     except Exception as error:  # any failure means the same here: no such data set within reach
-        known = ", ".join(SOURCES)
         raise DataUnavailableError(
-            f"name={data!r} is none of {known}, no file, and not on the Hub: {reason(error)}"
+            f"name={source!r} is none of {', '.join(SOURCES)}, no file, and not on the Hub:"
+            f" {reason(error)}"
         ) from error
-    return _chosen(table, data, given)
 
 
 def _joined(parts: Mapping[str, list[pa.Table]], source: Any) -> pa.Table:
     """All rows, and their `part`."""
-    places = [(place, table) for place, part in enumerate(SPLITS) for table in parts.get(part, ())]
-    tables = [
-        table.append_column("part", pa.array(np.full(len(table), place, np.int8)))
-        for place, table in places
-    ]
+    tables = []
+    users_before = 0
+    for place, part in enumerate(SPLITS):
+        for table in parts.get(part, ()):
+            if has_a_user_a_row(table) and len(table):  # counted from 0 in each table
+                users = pc.add(table["user"], users_before)
+                users_before = 1 + pc.max(users).as_py()
+                table = table.set_column(0, "user", users)
+            places = np.full(len(table), place, np.int8)
+            tables.append(table.append_column("part", pa.array(places)))
     try:
         return pa.concat_tables(tables)
     except pa.ArrowInvalid as error:
@@ -175,205 +104,122 @@ def _joined(parts: Mapping[str, list[pa.Table]], source: Any) -> pa.Table:
         ) from None
 
 
-def _chosen(table: pa.Table, source: Any, given: Given) -> pa.Table:
-    """The columns of `columns_of`, called user, item and timestamp. Without times, the order of the
-    rows is theirs.
-    """
-    chosen = columns_of(table.column_names, source, given)
-    times = (
-        pa.chunked_array([np.zeros(len(table), np.int8)]) if chosen[2] is None else table[chosen[2]]
-    )  # equal ones
-    columns = {"columns": "\n".join(name or "" for name in chosen)}
-    return pa.table([table[chosen[0]], table[chosen[1]], times], names=NAMES, metadata=columns)
+# -- files by their ending -------------------------------------------------------------------------
+
+Reader = Callable[[Path, Given], pa.Table]
 
 
-def _read_parquet(path: Path, given: Given = NONE) -> pa.Table:
+def _reader(path: Path) -> Reader:
+    return _READERS.get(ending(path), read_text_table)
+
+
+def _read_parquet(path: Path, given: Given) -> pa.Table:
     try:
         file = parquet.ParquetFile(path)
         chosen = columns_of(file.schema_arrow.names, path, given)
-        return _chosen(file.read(columns=[name for name in chosen if name]), path, given)
+        table = file.read(columns=[name for name in chosen if name])
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is no whole Parquet file ({reason(error)})") from None
+    return interactions_of(table, path, given)
 
 
-def _read_rows(path: Path, given: Given = NONE) -> pa.Table:
-    """Of JSON, lines or an array, and of .arrow, whose columns have types."""
-    try:
-        arrow = ending(path) == ".arrow"
-        if not arrow and opened(path).read(1 << 16).lstrip().startswith(
-            "["
-        ):  # an array, where Arrow wants lines
-            rows = [*of_json(opened(path))]
-            table = pa.table(
-                {
-                    name: [row.get(name) for row in rows]
-                    for name in dict.fromkeys(chain.from_iterable(rows))
-                }
+def _read_typed(read: Callable[[Path], pa.Table]) -> Reader:
+    """The reader of files whose columns have types, which `read` reads whole."""
+
+    def reader(path: Path, given: Given) -> pa.Table:
+        try:
+            table = read(path)
+            _ = table.column_names  # raises where a name is no UTF-8
+        except UnusableFileError:
+            raise
+        except _DAMAGED as error:
+            rows = (
+                'rows {"user": …, "item": …, "timestamp": …}, one per line or all in an array, with'
+                " one type per column"
             )
-        else:
-            table = (
-                pa.Table.from_batches(arrow_batches(path)) if arrow else json.read_json(utf8(path))
-            )
-        dates = pa.schema(
-            [
-                (x.name, pa.string())
-                for x in table.schema
-                if pa.types.is_temporal(x.type) and not arrow
-            ]
-        )
-        if dates.names:  # text in JSON, such as ids that look like dates
-            table = json.read_json(
-                utf8(path), parse_options=json.ParseOptions(explicit_schema=dates)
-            )
-        table.column_names  # noqa: B018
-    except (
-        pa.ArrowException,
-        ValueError,
-        OSError,
-        AttributeError,
-        TypeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
-        rows = (
-            'rows {"user": …, "item": …, "timestamp": …}, one per line or all in an array, with one'
-            " type per column"
-        )
-        raise ValueError(
-            f"{path} does not hold {rows} ({reason(error)}): it is cut short or another file"
-        ) from None
-    return _chosen(table, path, given)
+            raise ValueError(
+                f"{path} does not hold {rows} ({reason(error)}): it is cut short or another file"
+            ) from None
+        return interactions_of(table, path, given)
+
+    return reader
 
 
-def _read_csv(
-    path: Path, delimiter: str | None = None, names: Sequence[str] = (), given: Given = NONE
-) -> pa.Table:
-    """A table whose user, item and timestamp are text; ids become numbers where all are. Empty
-    lines are skipped. Raises ValueError if a line has more or fewer columns than the others, or the
-    file is no text.
+# What Arrow and Python raise of files that hold something else.
+_DAMAGED = (
+    pa.ArrowException,
+    ValueError,
+    OSError,
+    AttributeError,
+    TypeError,
+    OverflowError,
+    RecursionError,
+)
 
-    Args:
-        delimiter: by default that of the first line.
-        names: the names of the columns; by default the first line that is not empty has them, or is
-            a rating: see `_is_rating`.
+
+def _arrow_table(path: Path) -> pa.Table:
+    return pa.Table.from_batches(arrow_batches(path))
+
+
+def _json_table(path: Path) -> pa.Table:
+    """The values of JSON as Arrow reads them, but for texts that look like dates: they stay texts,
+    because they may be ids.
     """
-    header = names or first_line(path)
-    if not names and not any(given.values()) and _is_rating(header):
-        return _read_ratings(path)
-    chosen = [*filter(None, columns_of(header, path, given))]
-    try:
-        table = csv.read_csv(
-            utf8(path),
-            read_options=csv.ReadOptions(
-                column_names=names, use_threads=False
-            ),  # with one thread, errors name the row
-            parse_options=csv.ParseOptions(
-                delimiter=delimiter or delimiter_of(path), newlines_in_values=True
-            ),
-            convert_options=csv.ConvertOptions(
-                column_types=dict.fromkeys(chosen, pa.string()), include_columns=chosen
-            ),
-        )
-        table.column_names  # noqa: B018
-    except (pa.ArrowInvalid, UnicodeDecodeError, OSError) as error:
-        due = f"lines of {','.join(names)}" if names else "a header and lines as long as it"
-        raise ValueError(
-            f"{path} does not hold {due} throughout ({reason(error)}): it is cut short or another"
-            " file"
-        ) from None
-    table = _chosen(table, path, given)
-    for place, name in enumerate(("user", "item")):
-        table = table.set_column(place, name, _numbers(table[name], name, path))
-    return table
+    with opened(path) as file:
+        is_array = file.read(1 << 16).lstrip().startswith("[")
+    if is_array:  # where Arrow wants lines
+        with opened(path) as file:
+            rows = [*of_json(file)]
+        names = dict.fromkeys(chain.from_iterable(rows))
+        return pa.table({name: [row.get(name) for row in rows] for name in names})
+    table = json.read_json(utf8(path))
+    texts = []
+    for column in table.schema:
+        if pa.types.is_temporal(column.type):
+            texts.append((column.name, pa.string()))
+        elif is_list(column.type) and pa.types.is_temporal(column.type.value_type):
+            texts.append((column.name, pa.list_(pa.string())))
+    if not texts:
+        return table
+    parsing = json.ParseOptions(explicit_schema=pa.schema(texts))
+    return json.read_json(utf8(path), parse_options=parsing)
 
 
-def _numbers(ids: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
-    """Ids as numbers where all are plain integers: then 10 comes after 9. Else all stay text, and a
-    warning names two that would be one number.
-    """
-    if pc.all(pc.match_substring_regex(ids, INTEGER)).as_py():
-        with contextlib.suppress(pa.ArrowInvalid):  # too large
-            return ids.cast(pa.int64())
-    different, first = ids.drop_null().unique(), {}
-    plain = pc.replace_substring_regex(different, _WRITTEN_OTHERWISE, r"\1")
-    for text, number in zip(different.to_pylist(), plain.to_pylist(), strict=True):
-        if (other := first.setdefault(number, text)) != text:
-            logger.warning(
-                "%s: the %ss %r and %r stay two; write them alike if they are one",
-                path,
-                name,
-                other,
-                text,
-            )
-            break
-    return ids
-
-
-_READERS = {
+_READERS: dict[str, Reader] = {
     ".parquet": _read_parquet,
-    **dict.fromkeys((".arrow", ".jsonl", ".ndjson", ".json"), _read_rows),
+    ".arrow": _read_typed(_arrow_table),
+    ".jsonl": _read_typed(_json_table),
+    ".ndjson": _read_typed(_json_table),
+    ".json": _read_typed(_json_table),
 }
 """By ending; others are text with columns."""
 
 # -- the paper's data sets -------------------------------------------------------------------------
 
 
-def _read_ratings(path: Path) -> pa.Table:
-    """Rows without a header: Amazon's, with user and item in either order; or numbers, the user
-    first.
-    """
-    table = _read_csv(path, names=_RATINGS)
-    of_user = r"\A(A[0-9A-Z]+|[0-9]+)\z"  # Amazon's users begin with A, its items do not
-    kinds = [
-        pc.all(pc.match_substring_regex(table[x].cast(pa.string()), of_user)) for x in NAMES[:2]
-    ]
-    if len(table) and not any(kind.as_py() for kind in kinds):
-        raise ValueError(
-            f"{path} does not say which column holds the users: add the line {','.join(_RATINGS)}"
-        )
-    return (
-        table
-        if kinds[0].as_py() or not len(table)
-        else table.select([1, 0, 2]).rename_columns(NAMES)
-    )
-
-
 @dataclass(frozen=True)
 class Source:
-    """The place of a data set and the reader of its file.
-
-    Args:
-        file: the name of the file with interactions.
-        url: the file or archive to download.
-        read: reads the interactions from the file.
-        title_file: the name of the file with the items' titles, in MovieLens' form.
-    """
+    """The place of a data set and the reader of its file."""
 
     file: str
+    """The name of the file with interactions."""
     url: str
+    """The file or archive to download."""
     read: Callable[[Path], pa.Table]
+    """Reads the interactions from the file."""
     title_file: str | None = None
+    """The name of the file with the items' titles, in MovieLens' form."""
 
     def find(self, name: str, data_dir: str | Path | None) -> Path:
         """The file, anywhere in the user's folder, or downloaded."""
-        try:
-            folder = Path(
-                DownloadManager().download_and_extract(self.url) if data_dir is None else data_dir
-            )
-        except (
-            Exception
-        ) as error:  # any failure (no network, a proxy's answer, a moved file) means the same here
-            remedy = f"get it from {self.url} and pass data_dir, the folder with {self.file}"
-            raise DataUnavailableError(f"{name} cannot be downloaded: {remedy}") from error
-        files = (
-            [folder]
-            if folder.is_file()
-            else [path for path in folder.rglob(self.file) if path.is_file()]
-        )
+        folder = self._downloaded(name) if data_dir is None else Path(data_dir)
+        if folder.is_file():
+            return folder
+        files = [path for path in folder.rglob(self.file) if path.is_file()]
         if len(files) != 1:
-            found = "holds more than one" if files else "lacks"
+            what = "holds more than one" if files else "lacks"
             raise ValueError(
-                f"data_dir={str(folder)!r} {found} {self.file}: pass the folder that has it"
+                f"data_dir={str(folder)!r} {what} {self.file}: pass the folder that has it"
                 f" ({self.url})"
             )
         return files[0]
@@ -382,22 +228,38 @@ class Source:
         """The titles by original id; None if there is no file of titles beside the file of
         interactions.
         """
-        if self.title_file is None or not (path := path.with_name(self.title_file)).is_file():
+        if self.title_file is None or not path.with_name(self.title_file).is_file():
             return None
-        lines = re.findall(r"^(\d+)\|([^|\n]*)", path.read_text(encoding="latin-1"), re.MULTILINE)
+        titles = path.with_name(self.title_file)
+        if titles.is_symlink():
+            logger.warning(
+                "%s is a link, which is not followed: items have no titles", terminal_text(titles)
+            )
+            return None
+        text = titles.read_text(encoding="latin-1")
+        lines = re.findall(r"^(\d+)\|([^|\n]*)", text, re.MULTILINE)
         return {int(item): title for item, title in lines}
 
+    def _downloaded(self, name: str) -> Path:
+        try:
+            return Path(DownloadManager().download_and_extract(self.url))
+        except Exception as error:  # no network, a proxy's answer, a moved file: all mean the same
+            remedy = f"get it from {self.url} and pass data_dir, the folder with {self.file}"
+            raise DataUnavailableError(f"{name} cannot be downloaded: {remedy}") from error
+
+
+_ML_100K = Layout("\t", RATINGS.names, 0, RATINGS, holds_interactions=True)
 
 SOURCES: dict[str, Source] = {
     "ml-100k": Source(
         "u.data",
         "https://files.grouplens.org/datasets/movielens/ml-100k.zip",
-        partial(_read_csv, delimiter="\t", names=_RATINGS),
+        partial(read_named, layout=_ML_100K),
         "u.item",
     ),
     "magazine": Source(
         "Magazine_Subscriptions.csv",
         "https://jmcauley.ucsd.edu/data/amazon_v2/categoryFilesSmall/Magazine_Subscriptions.csv",
-        _read_csv,
+        read_text_table,
     ),
 }

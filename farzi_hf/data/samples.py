@@ -19,6 +19,7 @@ part of anything. So the last item tells the next one, and the history tells the
 """
 
 import random
+from itertools import chain
 
 import numpy as np
 
@@ -26,12 +27,12 @@ _VOWELS = "aeiou"
 
 
 def inflect(word: str) -> str:
-    """Plural of a noun, or third person singular of a verb: English spells both by the
-    same rule.
-    """
+    """Plural of a noun, or third person singular of a verb: English spells both by one rule."""
     if word.endswith("y") and word[-2] not in _VOWELS:
         return word[:-1] + "ies"
-    return word + ("es" if word.endswith(("s", "sh", "ch", "x", "z")) else "s")
+    if word.endswith(("s", "sh", "ch", "x", "z")):
+        return word + "es"
+    return word + "s"
 
 
 class Topic:
@@ -43,13 +44,17 @@ class Topic:
     """
 
     def __init__(self, *words: str) -> None:
-        self.men, women, self.places, self.adjectives, self.intransitive, *frames = (
-            tuple(x.split()) for x in words
-        )
+        men, women, places, adjectives, intransitive, *frames = (tuple(x.split()) for x in words)
+        verbs = frames[::2]
+        things = frames[1::2]
+        self.men = men
+        self.places = places
+        self.adjectives = adjectives
+        self.intransitive = intransitive
         # By turns, so that neither gender is rarer.
-        self.people = tuple(name for pair in zip(self.men, women, strict=True) for name in pair)
-        self.frames = tuple(zip(frames[::2], frames[1::2], strict=True))
-        self.things = tuple(thing for things in frames[1::2] for thing in things)
+        self.people = tuple(chain.from_iterable(zip(men, women, strict=True)))
+        self.frames = tuple(zip(verbs, things, strict=True))
+        self.things = tuple(chain.from_iterable(things))
 
 
 TOPICS = (
@@ -186,17 +191,22 @@ class SampleGrammar:
         """A noun phrase that governs a verb: its words, and the agreement class m, f
         or p (plural).
         """
-        person, plural = self._pick(topic.people), self._chance(0.45)
-        agreement = "p" if plural else "m" if person in topic.men else "f"
+        person = self._pick(topic.people)
+        plural = self._chance(0.45)
+        agreement = "m" if person in topic.men else "f"
+        if plural:
+            agreement = "p"
         words = self._noun_phrase(topic, person, plural)
         draw = self._random.random()
         if draw < 0.25:
-            preposition, noun = self._pick(PREPOSITIONS), self._pick(topic.places + topic.things)
+            preposition = self._pick(PREPOSITIONS)
+            noun = self._pick(topic.places + topic.things)
             words += [preposition, *self._noun_phrase(topic, noun, self._chance(0.45))]
         elif draw < 0.40:
             words += ["who", *self._action(topic, agreement)]
         elif draw < 0.50:
-            inner, inner_plural = self._pick(topic.people), self._chance(0.45)
+            inner = self._pick(topic.people)
+            inner_plural = self._chance(0.45)
             words += [
                 "whom",
                 *self._noun_phrase(topic, inner, inner_plural),
@@ -223,11 +233,9 @@ class SampleGrammar:
         agrees with the subject.
         """
         verbs, things = self._pick(topic.frames)
-        verb, thing, plural = (
-            self._verb(self._pick(verbs), form),
-            self._pick(things),
-            self._chance(0.45),
-        )
+        verb = self._verb(self._pick(verbs), form)
+        thing = self._pick(things)
+        plural = self._chance(0.45)
         if owner is not None and self._chance(0.35):
             return [verb, POSSESSIVES[owner], inflect(thing) if plural else thing]
         return [verb, *self._noun_phrase(topic, thing, plural)]
@@ -249,8 +257,15 @@ class SampleGrammar:
 
 GENRES = ("mystery", "comedy", "western", "romance", "space", "history")
 _PLACES = ("Harbour", "Orchard", "Station", "Lighthouse", "Valley", "Castle")
-SERIES_PER_GENRE, MIN_PARTS, MAX_PARTS = len(_PLACES), 3, 9
-CONTINUE, FAVOURITE, STRAY = 0.8, 0.85, 0.1
+SERIES_PER_GENRE = len(_PLACES)
+MIN_PARTS = 3
+MAX_PARTS = 9
+CONTINUE = 0.8
+"""How likely a viewer goes on with a series after each part."""
+FAVOURITE = 0.85
+"""How likely the next series is of a genre that the viewer likes."""
+STRAY = 0.1
+"""How likely a viewer watches something else after a part."""
 
 
 class SampleCatalogue:
@@ -261,17 +276,17 @@ class SampleCatalogue:
         parts = self._random.integers(
             MIN_PARTS, MAX_PARTS + 1, size=(len(GENRES), SERIES_PER_GENRE)
         )
-        items = np.split(np.arange(1, parts.sum() + 1), np.cumsum(parts)[:-1])  # 0 is the padding
-        self.series = [
-            items[i : i + SERIES_PER_GENRE] for i in range(0, len(items), SERIES_PER_GENRE)
-        ]  # by genre
         self.num_items = int(parts.sum())
-        self.titles = [
-            f"{place} ({genre}), part {part + 1}"
-            for genre, row in zip(GENRES, parts, strict=True)
-            for place, n in zip(_PLACES, row, strict=True)
-            for part in range(n)
-        ]
+        numbers = np.arange(1, self.num_items + 1)  # 0 is the padding
+        series = np.split(numbers, np.cumsum(parts)[:-1])
+        self.series = [
+            series[first : first + SERIES_PER_GENRE]
+            for first in range(0, len(series), SERIES_PER_GENRE)
+        ]  # by genre
+        self.titles = []
+        for genre, parts_of_series in zip(GENRES, parts, strict=True):
+            for place, number in zip(_PLACES, parts_of_series, strict=True):
+                self.titles += [f"{place} ({genre}), part {part + 1}" for part in range(number)]
         weights = 1 / np.arange(1, SERIES_PER_GENRE + 1)
         self._weights = weights / weights.sum()
 
@@ -281,10 +296,10 @@ class SampleCatalogue:
         favourites = self._random.choice(len(GENRES), size=2, replace=False)
         watched: dict[int, None] = {}  # a set that keeps the order
         while len(watched) < length:
-            genre = self._random.choice(
-                favourites if self._random.random() < FAVOURITE else len(GENRES)
-            )
-            for item in self.series[genre][self._random.choice(SERIES_PER_GENRE, p=self._weights)]:
+            genres = favourites if self._random.random() < FAVOURITE else len(GENRES)
+            genre = self._random.choice(genres)
+            place = self._random.choice(SERIES_PER_GENRE, p=self._weights)
+            for item in self.series[genre][place]:
                 watched[int(item)] = None
                 if self._random.random() < STRAY:
                     watched[int(self._random.integers(1, self.num_items + 1))] = None

@@ -2,7 +2,8 @@
 stream.
 
     generator = stream(args.seed, Purpose.SPLIT)
-    seed = derive(args.seed, Purpose.OUTER_STEP, global_step, position)   # for functions that take a seed, such as torch.manual_seed
+    # For functions that take a seed, such as torch.manual_seed:
+    seed = derive(args.seed, Purpose.OUTER_STEP, global_step, position)
 
 Purpose and numbers go into the spawn key of NumPy's `SeedSequence`, two words for each number. They
 cannot go into its entropy, which is padded with zeros: (2, 2, 0) would equal (2, 2, 0, 0). A spawn
@@ -10,7 +11,7 @@ key is not padded.
 
 Not in the table: the embedded data sets (`samples`) have a seed of their own, and transformers
 orders the real batches by `TrainingArguments.seed` in its own way.
-"""  # noqa: E501
+"""
 
 import operator
 from collections.abc import Iterator
@@ -41,9 +42,8 @@ class Purpose(IntEnum):
     FRESH_START = 10  # whether an inner loop starts fresh or from Ω
     TRAJECTORY = 11  # which trajectory of Ω, and which checkpoint of it
     RECORDED_START = 12  # (trajectory): the initialisation of a training that is recorded
-    RECORDED_MINIBATCHES = (
-        13  # (first of a group): the minibatches of those that are recorded together
-    )
+    # (first of a group): the minibatches of those that are recorded together
+    RECORDED_MINIBATCHES = 13
     EVALUATION_STUDENT = 14  # (student): of `FarziTrainer.evaluate`
     REAL_STUDENT = 15  # (student): on real data, of a table's row
     STOCK_STUDENT = 16  # (student): on the summary, under the stock Trainer
@@ -58,9 +58,8 @@ class Purpose(IntEnum):
     POOL_LEARNER = 25  # (place, generation): the start of one of them, and its minibatches
     TEACHER_NUMBER = 26  # (teacher): all that one of several teachers draws
     SUMMARY_CLUSTERS = 27  # the groups of tokens of a start, and their order
-    WEIGHT_DIRECTIONS = (
-        28  # changes of the training sequences' weights, by which smoothness is measured
-    )
+    # changes of the training sequences' weights, by which smoothness is measured
+    WEIGHT_DIRECTIONS = 28
     LEFT_OUT = 29  # the training sequences that each retraining leaves out
     RANDOM_SCORES = 31  # scores that know nothing, to compare with
     TEACHER_KIND = 35  # (kind): all that teachers of the second and later kinds draw
@@ -69,18 +68,24 @@ class Purpose(IntEnum):
     PACKING = 38  # the minibatches of a teacher's training in few bits
     DROPOUT = 39  # (step): the masks of a step of training on real data
     NEGATIVES = 40  # items among which a target is ranked
+    MEMORY_ROWS = 41  # the training rows whose losses are compared with those of held-out rows
+    SPARE_LABELS = 42  # the decoder of labels that have dimensions to spare
+    COUNTED_ROWS = 45  # (row): a text that a counted model writes
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:
-    """The generator of one purpose; `numbers` distinguish several streams of the same purpose. See
-    `check_seed` for errors.
+    """The generator of one purpose. `numbers` distinguish several streams of the same purpose.
+
+    Raises:
+        ValueError: as `check_seed`.
     """
     return np.random.default_rng(_sequence(seed, purpose, numbers))
 
 
 def derive(seed: int, purpose: Purpose, *numbers: int) -> int:
-    """A seed of 64 bits for code that draws by itself: a factory of models, or a function with its
-    own streams. torch's CPU uses the lower 32.
+    """A seed of 64 bits for code that draws by itself. torch's CPU uses the lower 32.
+
+    Such code is a factory of models, or a function with streams of its own.
     """
     return int(_sequence(seed, purpose, numbers).generate_state(1, np.uint64)[0])
 
@@ -88,22 +93,24 @@ def derive(seed: int, purpose: Purpose, *numbers: int) -> int:
 @contextmanager
 def seeded(seed: int = 0) -> Iterator[None]:
     """Inside, the random numbers of the CPU and of the CUDA device in use follow the seed.
+
     Afterwards the caller's are as they were. Seeding by `torch.manual_seed` would reach all
     devices, also those whose numbers nobody keeps.
     """
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    generators = [torch.default_generator]
+    generators += [torch.cuda.default_generators[device] for device in devices]
     with torch.random.fork_rng(devices):
-        for generator in (
-            torch.default_generator,
-            *(torch.cuda.default_generators[i] for i in devices),
-        ):
+        for generator in generators:
             generator.manual_seed(seed)
         yield
 
 
 def check_seed(seed: int, name: str = "seed", bits: int = BITS) -> int:
-    """The seed as an `int`. Raises ValueError if it is no integer, negative, or has more than
-    `bits` bits; the message calls it `name`.
+    """The seed as an `int`. An error calls it `name`.
+
+    Raises:
+        ValueError: it is no integer, negative, or has more than `bits` bits.
     """
     try:
         number = operator.index(seed)
@@ -115,11 +122,9 @@ def check_seed(seed: int, name: str = "seed", bits: int = BITS) -> int:
 
 
 def _sequence(seed: int, purpose: Purpose, numbers: tuple[int, ...]) -> np.random.SeedSequence:
-    # Always two words per number: otherwise 2**32 would be the words (0, 1), and so would the two
-    # numbers 0 and 1.
-    words = [
-        word
-        for number in numbers
-        for word in divmod(check_seed(number, "a number of a stream"), _WORD)
-    ]
+    words = []
+    for number in numbers:
+        # Always two words: otherwise 2**32 would be the words (0, 1), and so would the two numbers
+        # 0 and 1.
+        words += divmod(check_seed(number, "a number of a stream"), _WORD)
     return np.random.SeedSequence(check_seed(seed), spawn_key=(Purpose(purpose), *words))

@@ -46,14 +46,14 @@ class RowStream(torch.utils.data.IterableDataset):
     def __init__(
         self, rows: IterableDataset, prepare: Callable[[Dataset], Dataset], batch_size: int = 1
     ) -> None:
-        self._prepare, self._batch_size = prepare, batch_size
+        self._prepare = prepare
+        self._batch_size = batch_size
         # A function of tables sets all columns by itself.
         self._rows = rows.with_format("arrow").map(
             self._prepared, with_indices=True, batched=True, batch_size=_READ
         )
-        self._first: list[int] | None = (
-            None  # the ids of the first row, by which a second reading is known
-        )
+        # The ids of the first row, by which a second reading is known.
+        self._first: list[int] | None = None
         try:
             self._first = self.head(rows=1)[0]["input_ids"]
         except (AttributeError, TypeError) as error:  # of datasets, of rows that are no mappings
@@ -71,30 +71,39 @@ class RowStream(torch.utils.data.IterableDataset):
             ) from None
 
     def __iter__(self) -> Iterator[Row]:
-        rows, worker = _again_and_again(self._rows, self._first), torch.utils.data.get_worker_info()
+        rows = _again_and_again(self._rows, self._first)
+        worker = torch.utils.data.get_worker_info()
         if worker is None:
             return rows
-        places = itertools.cycle(range(worker.num_workers * self._batch_size))
-        return (
-            row
-            for place, row in zip(places, rows, strict=False)
-            if place // self._batch_size == worker.id
-        )
+        return self._of_worker(rows, worker.id, worker.num_workers)
+
+    def _of_worker(self, rows: Iterator[Row], worker: int, workers: int) -> Iterator[Row]:
+        """Every n-th batch of rows."""
+        places = itertools.cycle(range(workers * self._batch_size))
+        for place, row in zip(places, rows, strict=False):
+            if place // self._batch_size == worker:
+                yield row
 
     def shuffled(self, seed: int) -> Iterator[Row]:
-        """The rows again and again; each is drawn from the next `SHUFFLE_BUFFER` rows, in another
-        order in each epoch.
+        """The rows again and again, in another order in each epoch.
+
+        Each is drawn from the next `SHUFFLE_BUFFER` rows.
         """
         return _again_and_again(self._rows.shuffle(seed, buffer_size=SHUFFLE_BUFFER))
 
     def head(self, ids: int = sequences.SAMPLED_IDS, rows: int | None = None) -> Dataset:
-        """The first rows: `rows` of them, or those that hold about so many ids together; all, if
-        there are fewer.
+        """The first rows: `rows` of them, or those with so many ids; all, if there are fewer.
+
+        Args:
+            ids: about so many ids, if `rows` is None.
+            rows: so many rows.
         """
-        parts, read = [], 0
+        parts = []
+        read = 0
         for table in self._rows.with_format("arrow").iter(_READ):
-            parts.append(_of_table(table))
-            read += len(table) if rows else len(sequences.stored_sequences(parts[-1])[0])
+            part = _of_table(table)
+            parts.append(part)
+            read += len(part) if rows else len(sequences.stored_sequences(part)[0])
             if read >= (rows or ids):
                 break
         if not parts and self._first is None:
@@ -108,8 +117,9 @@ class RowStream(torch.utils.data.IterableDataset):
 
 
 def described(dataset: Dataset | RowStream | None) -> dict[str, Any] | None:
-    """What tells this data set from another one: the number of its rows and a hash of their ids; of
-    a stream, of the first 1,000 rows.
+    """What tells this data set from another one: the number of its rows and a hash of their ids.
+
+    Of a stream, it is a hash of the first 1,000 rows.
     """
     if dataset is None:
         return None
@@ -122,8 +132,9 @@ def described(dataset: Dataset | RowStream | None) -> dict[str, Any] | None:
 
 
 def start_sequences(dataset: Dataset | RowStream, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """`sampled_sequences`, or the head of a stream, without masked positions: from these a
-    summary's start is computed.
+    """The sequences from which a summary's start is computed, without masked positions.
+
+    They are `sampled_sequences`, or the head of a stream.
     """
     if isinstance(dataset, RowStream):
         return sequences.flatten_sequences(sequences.attended(dataset.head()))
@@ -135,22 +146,19 @@ def _of_table(table: pa.Table) -> Dataset:
 
 
 def _again_and_again(rows: IterableDataset, first: list[int] | None = None) -> Iterator[Row]:
-    """The rows of epoch after epoch. If `first` is given, these have to be the ids of the first row
-    of all.
-    """
-    rows = rows.with_format(
-        None
-    )  # with an epoch of its own, which no other process or iteration changes
+    """The rows of epoch after epoch. The very first row must have the ids `first`, if given."""
+    # A copy, with an epoch of its own, which no other process or iteration changes.
+    rows = rows.with_format(None)
     for epoch in itertools.count():
         rows.set_epoch(epoch)
-        columns = None
-        for columns in rows.iter(
-            _READ
-        ):  # iter() does not divide a stream among the workers of a DataLoader
+        is_empty = True
+        # iter() does not divide a stream among the workers of a DataLoader.
+        for columns in rows.iter(_READ):
+            is_empty = False
             for row in sequences.as_rows(columns):
                 if first not in (None, row["input_ids"]):
                     raise ValueError(_ONCE)
                 first = None
                 yield row
-        if columns is None:
+        if is_empty:
             raise ValueError(_ONCE)

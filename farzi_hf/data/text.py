@@ -7,6 +7,7 @@ and a column ``text`` with one sentence per row. `tokenize` turns the text into 
 
 import ast
 import hashlib
+import logging
 import re
 import sysconfig
 import warnings
@@ -23,11 +24,17 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from farzi_hf.data.files import DataUnavailableError, opened
+from farzi_hf.data.files import DataUnavailableError
+from farzi_hf.data.opening import opened
 from farzi_hf.data.samples import SampleGrammar
 from farzi_hf.data.sequences import SPLITS
 
-PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<s>", "</s>"
+logger = logging.getLogger(__name__)
+
+PAD = "<pad>"
+UNK = "<unk>"
+BOS = "<s>"
+EOS = "</s>"
 SPECIAL_TOKENS = (PAD, UNK, BOS, EOS)
 
 # -- Penn Treebank ---------------------------------------------------------------------------------
@@ -35,7 +42,8 @@ SPECIAL_TOKENS = (PAD, UNK, BOS, EOS)
 _PTB_FILES = {"train": "ptb.train.txt", "validation": "ptb.valid.txt", "test": "ptb.test.txt"}
 # The main branch of the data set is a script, which `datasets` no longer runs. This branch is its
 # Parquet export.
-_PTB_REPO, _PTB_REVISION = "ptb-text-only/ptb_text_only", "refs/convert/parquet"
+_PTB_REPO = "ptb-text-only/ptb_text_only"
+_PTB_REVISION = "refs/convert/parquet"
 
 
 def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
@@ -54,10 +62,8 @@ def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
         DataUnavailableError: there is no ``data_dir``, and the Hub cannot be reached.
     """
     if data_dir is not None:
-        files = {split: Path(data_dir) / name for split, name in _PTB_FILES.items()}
-        return DatasetDict(
-            {split: Dataset.from_dict({"text": _lines(path)}) for split, path in files.items()}
-        )
+        texts = {split: _lines(Path(data_dir) / name) for split, name in _PTB_FILES.items()}
+        return _as_splits(texts)
     try:
         # Without a network, a snapshot is taken from the cache at once; load_dataset(repo) first
         # retries for half a minute.
@@ -66,11 +72,17 @@ def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
         )
         files = {split: f"{folder}/penn_treebank/{split}/*.parquet" for split in SPLITS}
         return load_dataset("parquet", data_files=files).rename_column("sentence", "text")
-    except Exception as error:  # any failure (no network, a proxy's answer, a moved repository) means the same here
+    except (
+        Exception
+    ) as error:  # no network, a proxy's answer, a moved repository: all mean the same
         remedy = (
             f"pass --data_dir FOLDER with {', '.join(_PTB_FILES.values())}, or --dataset sample"
         )
         raise DataUnavailableError(f"Penn Treebank cannot be reached: {remedy}.") from error
+
+
+def _as_splits(texts: Mapping[str, list[str]]) -> DatasetDict:
+    return DatasetDict({split: Dataset.from_dict({"text": rows}) for split, rows in texts.items()})
 
 
 def _lines(path: Path) -> list[str]:
@@ -89,8 +101,9 @@ def _lines(path: Path) -> list[str]:
 
 
 def load_sample_text(num_sentences: int = 10_000, seed: int = 0) -> DatasetDict:
-    """The embedded corpus: distinct sentences of `data.samples.SampleGrammar`, split 80 / 10 / 10
-    %. As none occurs twice, the splits are disjoint.
+    """The embedded corpus: distinct sentences of `data.samples.SampleGrammar`.
+
+    They are split 80 / 10 / 10 %. As none occurs twice, the splits are disjoint.
 
     Args:
         num_sentences: the number of sentences in the three splits together, at least 10.
@@ -106,44 +119,48 @@ def load_sample_text(num_sentences: int = 10_000, seed: int = 0) -> DatasetDict:
         sentences[" ".join(grammar.sentence())] = None
     texts = list(sentences)
     held_out = num_sentences // 10
-    parts = (texts[: -2 * held_out], texts[-2 * held_out : -held_out], texts[-held_out:])
-    return DatasetDict(
+    return _as_splits(
         {
-            split: Dataset.from_dict({"text": part})
-            for split, part in zip(SPLITS, parts, strict=True)
+            "train": texts[: -2 * held_out],
+            "validation": texts[-2 * held_out : -held_out],
+            "test": texts[-held_out:],
         }
     )
 
 
 def load_docstrings(folder: str | Path | None = None) -> DatasetDict:
-    """The docstrings of all modules, classes and functions of Python's standard library: a
-    paragraph per row of the column ``text``.
+    """The docstrings of Python's standard library, a paragraph per row of the column ``text``.
 
-    A real corpus of English and code with a large vocabulary, without duplicates. All docstrings of
-    a file are in one split: about 80 / 10 / 10 % of the files, by a hash of their names. The texts
-    depend on the version of Python. Nothing is imported or run.
+    They are those of all modules, classes and functions: a real corpus of English and code with a
+    large vocabulary, without duplicates. All docstrings of a file are in one split: about 80 / 10 /
+    10 % of the files, by a hash of their names. The texts depend on the version of Python. Nothing
+    is imported or run.
 
     Args:
         folder: of Python files; by default the standard library, without its packages of tests and
             without what is installed.
     """
     root = Path(folder or sysconfig.get_path("stdlib"))
-    found: dict[str, str] = {}  # the split of each text, which is that of its first file
+    split_of: dict[str, str] = {}  # each text has the split of its first file
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root)
-        if folder is None and {
-            "site-packages",
-            "dist-packages",
-            "test",
-            "tests",
-            "idle_test",
-        } & set(name.parts):
+        if folder is None and not _OTHER_PACKAGES.isdisjoint(name.parts):
             continue
-        part = int(hashlib.sha256(name.as_posix().encode()).hexdigest(), 16) % 10
+        split = _split_of_file(name)
         for text in _docstrings(path):
-            found.setdefault(text, {0: "validation", 1: "test"}.get(part, "train"))
-    texts = {split: [text for text, own in found.items() if own == split] for split in SPLITS}
-    return DatasetDict({split: Dataset.from_dict({"text": texts[split]}) for split in SPLITS})
+            split_of.setdefault(text, split)
+    return _as_splits(
+        {split: [text for text in split_of if split_of[text] == split] for split in SPLITS}
+    )
+
+
+_OTHER_PACKAGES = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+"""Folders of the standard library with tests, or with what is installed."""
+
+
+def _split_of_file(name: Path) -> str:
+    tenth = int(hashlib.sha256(name.as_posix().encode()).hexdigest(), 16) % 10
+    return {0: "validation", 1: "test"}.get(tenth, "train")
 
 
 def _docstrings(path: Path) -> Iterator[str]:
@@ -155,11 +172,9 @@ def _docstrings(path: Path) -> Iterator[str]:
     except (SyntaxError, ValueError):  # a file that is broken on purpose, as an example
         return
     for node in ast.walk(tree):
-        documented = isinstance(
-            node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        )
-        if documented and (text := ast.get_docstring(node)):
-            yield from filter(None, map(str.strip, re.split(r"\n\s*\n", text)))
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            paragraphs = re.split(r"\n\s*\n", ast.get_docstring(node) or "")
+            yield from filter(None, map(str.strip, paragraphs))
 
 
 TEXTS: dict[str, Callable[[str | Path | None], DatasetDict]] = {
@@ -192,9 +207,8 @@ def word_tokenizer(sentences: Iterable[str], vocab_size: int = 2000) -> PreTrain
     for token in SPECIAL_TOKENS:
         del counts[token]
     words = sorted(counts, key=lambda word: (-counts[word], word))[:vocab_size]
-    tokenizer = Tokenizer(
-        WordLevel({token: i for i, token in enumerate((*SPECIAL_TOKENS, *words))}, unk_token=UNK)
-    )
+    ids = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *words))}
+    tokenizer = Tokenizer(WordLevel(ids, unk_token=UNK))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return _with_special_tokens(tokenizer)
 
@@ -210,10 +224,8 @@ def bpe_tokenizer(sentences: Iterable[str], vocab_size: int = 8000) -> PreTraine
     """
     _check(sentences, vocab_size, least=256)  # one entry for each byte
     tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = (
-        ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = BpeTrainer(
         vocab_size=vocab_size + len(SPECIAL_TOKENS),
         special_tokens=list(SPECIAL_TOKENS),
@@ -256,19 +268,25 @@ entries, if it is not `word_tokenizer`.
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
-    """The ids of each text, with BOS first and EOS last if the tokenizer has such tokens; many add
-    none, or one of them, by themselves.
+    """The ids of each text, with BOS first and EOS last if the tokenizer has such tokens.
+
+    Many tokenizers add none, or one of them, by themselves.
     """
     if not texts:  # of which a tokenizer makes an error
         return []
-    bos, eos = (
-        [] if token is None else [token]
-        for token in (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    )
-    own = tokenizer("a")["input_ids"]
-    bos, eos = bos if own[:1] != bos else [], eos if own[-1:] != eos else []
     ids = tokenizer(texts, verbose=False)["input_ids"]
-    return [bos + row + eos for row in ids] if bos or eos else ids
+    as_it_adds = tokenizer("a")["input_ids"]
+    bos = _as_list(tokenizer.bos_token_id)
+    eos = _as_list(tokenizer.eos_token_id)
+    first = bos if as_it_adds[:1] != bos else []
+    last = eos if as_it_adds[-1:] != eos else []
+    if not first and not last:
+        return ids
+    return [first + row + last for row in ids]
+
+
+def _as_list(token: int | None) -> list[int]:
+    return [] if token is None else [token]
 
 
 def tokenize(
@@ -287,9 +305,8 @@ def tokenize(
             ``max_length`` is below 2.
         TypeError: there are no splits, or one of them is a stream.
     """
-    if not isinstance(dataset, Mapping) or not all(
-        isinstance(split, Dataset) for split in dataset.values()
-    ):
+    has_splits = isinstance(dataset, Mapping)
+    if not has_splits or not all(isinstance(split, Dataset) for split in dataset.values()):
         remedy = (
             "pass a DatasetDict, such as DatasetDict(train=dataset); of a stream, map the tokenizer"
         )
@@ -319,6 +336,14 @@ def _tokenize_split(
         return {"input_ids": [row[:max_length] for row in ids_of(tokenizer, texts)]}
 
     encoded = split.map(encode, batched=True, remove_columns=split.column_names)
+    empty = len(split) - len(encoded)
+    if 0 < empty < len(split):
+        logger.warning(
+            "dataset[%r]: %s of %s rows are left out, because they are empty",
+            name,
+            f"{empty:,}",
+            f"{len(split):,}",
+        )
     if len(encoded) == 0:
         raise ValueError(
             f"dataset[{name!r}] has {len(split)} rows and no sentence: pass a split with text."

@@ -13,28 +13,30 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
+from farzi_hf.common.text import parse
+
 ITEMS_FILE = "vocabulary.json"
 """The file that an `ItemVocabulary` is saved in."""
+ITEMS_BYTES = 2**26
+"""The most bytes of it that are read."""
 
 
 class Vocabulary:
-    """What the entries 0 … V − 1 of a summary stand for. This class itself is of entries without
-    names, which cannot be read.
+    """What the entries 0 … V − 1 of a summary stand for.
 
-    Attributes:
-        named: whether entries have names; without names there is no text.
-        entries: the word for entries on the card.
-        tags, task_categories: tags of the dataset repository, and its categories on the Hub.
-        draw_power: made-up inputs draw an entry by its frequency to this power.
-        small_learner: the arguments of `AutoConfig.for_model` for a small learner of such a
-            vocabulary.
+    This class itself is of entries without names, which cannot be read.
     """
 
     named: ClassVar[bool] = False
+    """Whether entries have names; without names there is no text."""
     entries: ClassVar[str] = "items"
+    """The word for entries on the card."""
     tags: ClassVar[tuple[str, ...]] = ()
+    """Tags of the dataset repository."""
     task_categories: ClassVar[tuple[str, ...]] = ()
+    """The repository's categories on the Hub."""
     draw_power: ClassVar[float] = 1.0
+    """Made-up inputs draw an entry by its frequency to this power."""
     small_learner: ClassVar[Mapping[str, Any]] = {
         "model_type": "gpt2",
         "n_embd": 32,
@@ -46,6 +48,7 @@ class Vocabulary:
         "tie_word_embeddings": False,
         "initializer_range": 0.1,
     }
+    """The arguments of `AutoConfig.for_model` for a small learner of such a vocabulary."""
 
     def pairs(self) -> list[tuple[int, str]]:
         """The (id, name) of all entries, sorted by id."""
@@ -66,8 +69,8 @@ class Vocabulary:
 
     def names(self, size: int) -> list[str]:
         """The names of the entries 0 … size − 1; `[id]` where an entry has none."""
-        known = dict(self.pairs())
-        return [known.get(i, f"[{i}]") for i in range(size)]
+        names = dict(self.pairs())
+        return [names.get(i, f"[{i}]") for i in range(size)]
 
     @property
     def readable(self) -> Vocabulary:
@@ -75,27 +78,26 @@ class Vocabulary:
         return self
 
     def hash(self) -> str | None:
-        """SHA-256 over the (id, name) pairs: two vocabularies have the same hash where all ids mean
-        the same. None without names.
+        """SHA-256 over the (id, name) pairs; None without names.
+
+        Two vocabularies have the same hash where all ids mean the same.
         """
-        return hashlib.sha256(json.dumps(self.pairs()).encode()).hexdigest() if self.named else None
+        if not self.named:
+            return None
+        return hashlib.sha256(json.dumps(self.pairs()).encode()).hexdigest()
 
     def special_ids(self, names: Sequence[str]) -> dict[str, int | None]:
-        """The ids of special tokens such as `pad_token_id`; None where the vocabulary has no such
-        token.
-        """
+        """The ids of special tokens such as `pad_token_id`; None where there is no such token."""
         return dict.fromkeys(names)
 
 
 class TokenVocabulary(Vocabulary):
     """The tokens of a tokenizer."""
 
-    named, entries, tags, task_categories = (
-        True,
-        "tokens",
-        ("language-modeling",),
-        ("text-generation",),
-    )
+    named = True
+    entries = "tokens"
+    tags = ("language-modeling",)
+    task_categories = ("text-generation",)
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -105,31 +107,30 @@ class TokenVocabulary(Vocabulary):
 
     @property
     def readable(self) -> Vocabulary:
-        """Tokens as they stand in a text: a byte-level tokenizer calls a space Ġ. A part of a
-        character keeps its name.
-        """
-        decode = self.tokenizer.convert_tokens_to_string
-        texts = [
-            (name, decode([name]))
-            for name in self.names(1 + max((i for i, _ in self.pairs()), default=-1))
-        ]
-        return ItemVocabulary(
-            [name if "\ufffd" in text or not text else text for name, text in texts]
-        )
+        """Tokens as they stand in a text: a byte-level tokenizer calls a space Ġ."""
+        largest = max((i for i, _ in self.pairs()), default=-1)
+        return ItemVocabulary([self._as_text(name) for name in self.names(1 + largest)])
+
+    def _as_text(self, token: str) -> str:
+        """A part of a character, or nothing, keeps the token's name."""
+        text = self.tokenizer.convert_tokens_to_string([token])
+        is_part = "\ufffd" in text
+        return token if is_part or not text else text
 
     def text(self, tokens: Sequence[str]) -> str:
-        """The decoded text, special tokens included. A name that no token has stands for itself,
-        unless the tokenizer has an unknown token.
+        """The decoded text, special tokens included.
+
+        A name that no token has stands for itself, unless the tokenizer has an unknown token.
         """
-        pairs = zip(tokens, self.tokenizer.convert_tokens_to_ids(list(tokens)), strict=True)
-        runs = [
-            (known, list(run)) for known, run in groupby(pairs, lambda pair: pair[1] is not None)
-        ]
-        decode = self.tokenizer.decode
-        return " ".join(
-            decode([i for _, i in x]) if known else " ".join(name for name, _ in x)
-            for known, x in runs
-        )
+        ids = self.tokenizer.convert_tokens_to_ids(list(tokens))
+        pairs = zip(tokens, ids, strict=True)
+        parts = []
+        for has_id, run in groupby(pairs, lambda pair: pair[1] is not None):
+            if has_id:
+                parts.append(self.tokenizer.decode([i for _, i in run]))
+            else:
+                parts.append(" ".join(name for name, _ in run))
+        return " ".join(parts)
 
     def save(self, folder: Path) -> None:
         self.tokenizer.save_pretrained(folder)
@@ -141,7 +142,10 @@ class TokenVocabulary(Vocabulary):
 class ItemVocabulary(Vocabulary):
     """The names of items, in a list: item i is entry i."""
 
-    named, tags, task_categories, draw_power = True, ("recommendation",), ("other",), 0.5
+    named = True
+    tags = ("recommendation",)
+    task_categories = ("other",)
+    draw_power = 0.5
     small_learner: ClassVar = {"model_type": "sasrec", "hidden_size": 32, "initializer_range": 0.1}
 
     def __init__(self, items: Sequence[str]) -> None:
@@ -160,20 +164,39 @@ class ItemVocabulary(Vocabulary):
         return " | ".join(tokens)
 
     def save(self, folder: Path) -> None:
-        if wrong := [name for name in self.items if name.encode(errors="ignore").decode() != name]:
-            raise ValueError(
-                f"processing_class has the name {wrong[0]!r} with half a surrogate pair, which is"
-                " no text: mend it"
-            )
-        (folder / ITEMS_FILE).write_text(
-            json.dumps(list(self.items), ensure_ascii=False, indent=0), encoding="utf-8"
+        for name in self.items:
+            if name.encode(errors="ignore").decode() != name:
+                raise ValueError(
+                    f"processing_class has the name {name!r} with half a surrogate pair, which is"
+                    " no text: mend it"
+                )
+        names = json.dumps(list(self.items), ensure_ascii=False, indent=0)
+        (folder / ITEMS_FILE).write_text(names, encoding="utf-8")
+
+
+def item_names(content: bytes, path: Path, most: int) -> list[str]:
+    """The names of at most `most` items in `content`, which was read from a stranger's file `path`.
+    Raises ValueError if it holds something else.
+    """
+    plain = content.replace(rb"\\", b"").replace(rb"\"", b"")
+    between = plain.split(b'"', 4 * most)[::2]  # every second part is a name
+    if b"".join(between).count(b",") >= 2 * most:  # before they take memory
+        raise ValueError(
+            f"{path} has far more than the {most:,} entries of config.json; fetch it again"
         )
+    names = parse(content, path)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"{path} is no list of strings, the names of the items; fetch the file again, or"
+            " mend it"
+        )
+    return names
 
 
 def vocabulary_of(processing_class: Any) -> Vocabulary:
     """The vocabulary of a tokenizer, of a list of items' names, or of `None`."""
     if processing_class is None:
         return Vocabulary()
-    return (TokenVocabulary if hasattr(processing_class, "get_vocab") else ItemVocabulary)(
-        processing_class
-    )
+    if hasattr(processing_class, "get_vocab"):
+        return TokenVocabulary(processing_class)
+    return ItemVocabulary(processing_class)

@@ -12,33 +12,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from transformers import TrainingArguments
-
 from farzi_hf.common.settings import (
     Setting,
     check_settings,
     converted,
     made,
-    setting,
     settings_of,
-    with_settings,
 )
 from farzi_hf.data import Vocabulary
 from farzi_hf.data.seeds import check_seed
+from farzi_hf.distillation.fields import ConfigFields
 from farzi_hf.distillation.inner_training import SyntheticTraining
 from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.objectives import OBJECTIVES, Objective, Parts
 from farzi_hf.distillation.packing import Packing
 from farzi_hf.distillation.processes import check_launcher
 from farzi_hf.distillation.rows import RealData
+from farzi_hf.distillation.settings import SETTINGS
 from farzi_hf.distillation.teacher import TEACHER_OPTIMIZERS, TeacherTraining
 from farzi_hf.distillation.trajectories import PretrainedStarts, TrajectoryBank
-from farzi_hf.engine import ADJOINTS, OPTIMIZERS, Adjoint, InnerOptimizer
+from farzi_hf.engine import OPTIMIZERS, Adjoint, InnerOptimizer
 from farzi_hf.summary import FarziDataConfig
-from farzi_hf.summary.forms import INPUTS, LABELS, OwnLabels
+from farzi_hf.summary.forms import INPUTS, LABELS, DrawnInputs, Forms, forms_of
 from farzi_hf.summary.initialization import Start
-from farzi_hf.summary.inner_settings import LR_SCHEDULES
-from farzi_hf.summary.store.tensor_file import STORAGES
 
 logger = logging.getLogger(__name__)
 
@@ -80,14 +76,8 @@ remedy.
 """
 
 
-def _by_labels(name: str) -> str:
-    """The defaults of a setting, in words."""
-    return "by labels, " + " / ".join(f"{form.defaults[name]}" for form in LABELS.values())
-
-
 @dataclass(repr=False)  # the inherited repr hides tokens
-@with_settings(TeacherTraining, Packing)
-class FarziConfig(TrainingArguments):
+class FarziConfig(ConfigFields):
     """Settings of `FarziTrainer`. Fields that are not listed here are inherited from
     `transformers.TrainingArguments`.
 
@@ -118,63 +108,7 @@ class FarziConfig(TrainingArguments):
         ValueError: a setting is out of range or unknown.
     """  # noqa: E501
 
-    settings: ClassVar[dict[str, Setting]]
-
-    num_sequences: int = setting(50, "μ, synthetic sequences", least=1)
-    sequence_length: int = setting(50, "ξ, tokens per synthetic sequence", least=2)
-    labels: str | None = setting(
-        None,
-        "what a student should predict, see `summary.forms`; by default a teacher's, or own where"
-        " inputs are soft or tokens",
-        table=LABELS,
-    )
-    inputs: str | None = setting(None, f"what it reads; {_by_labels('inputs')}", table=INPUTS)
-    storage: str | None = setting(
-        None, f"how the finished summary is stored; {_by_labels('storage')}", table=STORAGES
-    )
-
-    inner_optimizer: str | None = setting(
-        None,
-        f"of the learners; {_by_labels('inner_optimizer')}, adam where there are outer steps",
-        table=OPTIMIZERS,
-    )
-    inner_lr_scheduler_type: str | None = setting(
-        None,
-        "how the inner learning rate falls over the T steps;"
-        f" {_by_labels('inner_lr_scheduler_type')}",
-        table=LR_SCHEDULES,
-    )
-    inner_warmup_steps: int = setting(
-        0, "inner steps in which the inner learning rate rises from 0 first", least=0
-    )
-    inner_steps: int | None = setting(
-        None, f"T, steps of a student; {_by_labels('inner_steps')}", least=1
-    )
-    window: int | None = setting(
-        None, "last inner steps that are differentiated; by default, or with 0, all", least=0
-    )
-    synthetic_batch_size: int | None = setting(
-        None, "b_syn, sequences of an inner step; default: all, or 40", least=1
-    )
-
-    objective: str = setting("meta_matching", "the outer loss", table=OBJECTIVES)
-    trajectories: str | None = setting(
-        None,
-        "Ω, a folder of `record_trajectories`, where inner loops start",
-        parts=(TrajectoryBank, PretrainedStarts),
-    )
-    adjoint: str = setting(
-        "auto", "auto: the fastest that fits into memory", table={"auto": None, **ADJOINTS}
-    )
-    checkpoint_layers: bool = setting(
-        False, "keep only the inputs of the learner's layers: less memory, more time"
-    )
-    eval_students: int = setting(
-        3, "students that `evaluate()` trains from scratch, each from its own θ0", least=1
-    )
-    max_non_finite: int = setting(
-        20, "most outer steps that are skipped for a NaN or infinite meta-gradient", least=0
-    )
+    settings: ClassVar[dict[str, Setting]] = SETTINGS
 
     learning_rate: float = 0.01
     max_grad_norm: float = 0.1
@@ -192,7 +126,8 @@ class FarziConfig(TrainingArguments):
     def __post_init__(self) -> None:
         vars(self).update(converted(type(self), vars(self)))
         if self.labels is None:
-            self.labels = "own" if self.inputs in OwnLabels.inputs else "teacher"
+            # A name that the table does not have is refused later.
+            self.labels = INPUTS.get(self.inputs, DrawnInputs).labels_by_default
         if self.max_steps is None and self.num_train_epochs > 0:
             self.max_steps = -1
         if self.inner_optimizer is None and self.max_steps:  # which need its derivative
@@ -203,9 +138,8 @@ class FarziConfig(TrainingArguments):
         for name, remedy in UNSUPPORTED.items():
             if getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)!r} is not supported: {remedy}")
-        check_seed(
-            self.seed, bits=32
-        )  # transformers seeds NumPy's old generator with this number; it takes 32 bits
+        # Transformers seeds NumPy's old generator with this number; it takes 32 bits.
+        check_seed(self.seed, bits=32)
         if self.greater_is_better is None and (self.metric_for_best_model or "").endswith(
             "perplexity"
         ):
@@ -218,10 +152,13 @@ class FarziConfig(TrainingArguments):
         self.use_cpu |= check_launcher()
         # torch_compile means the inner loop here. Trainer must not see it, or a mode of it: it
         # would compile the summary.
-        mode, self.torch_compile_mode = self.torch_compile_mode, None
-        compiled, self.torch_compile = self.torch_compile or mode is not None, False
+        mode = self.torch_compile_mode
+        self.torch_compile_mode = None
+        compiled = self.torch_compile or mode is not None
+        self.torch_compile = False
         super().__post_init__()
-        self.torch_compile, self.torch_compile_mode = compiled, mode
+        self.torch_compile = compiled
+        self.torch_compile_mode = mode
         if self.n_gpu > 1:
             raise ValueError(
                 f"this process sees {self.n_gpu} GPUs, among which Trainer would share each batch,"
@@ -262,8 +199,8 @@ class FarziConfig(TrainingArguments):
                 f"window={self.window} is more than inner_steps={self.inner_steps}: all are"
                 " differentiated."
             )
-        size, made_up = self.synthetic_batch_size or 0, INPUTS[self.inputs].source is not None
-        if not made_up and size > max(
+        size = self.synthetic_batch_size or 0
+        if not INPUTS[self.inputs].is_endless and size > max(
             self.num_sequences, self.defaults.get("synthetic_batch_size", 0)
         ):
             logger.warning(
@@ -302,7 +239,10 @@ class FarziConfig(TrainingArguments):
             label_dim: e, where this config says none.
             teacher: the config of a carried one.
         """
-        own = {name for name, _, _ in settings_of(LABELS[self.labels])}
+        of_labels = {
+            "label_dim": getattr(self, "label_dim", None) or label_dim,
+            "teacher": teacher,
+        }
         copied = (
             "num_sequences",
             "sequence_length",
@@ -316,8 +256,7 @@ class FarziConfig(TrainingArguments):
             **{name: getattr(self, name) for name in copied},
             vocab_size=vocab_size,
             inner=self.inner_settings(),
-            label_dim=(self.label_dim or label_dim) if "label_dim" in own else None,
-            teacher=teacher if self.labels == "teacher" else None,
+            **{name: of_labels[name] for name in LABELS[self.labels].fields},
             seed=self.seed,
         )
 
@@ -379,11 +318,21 @@ class FarziConfig(TrainingArguments):
         """How a carried teacher is trained in few bits."""
         return made(Packing, self)
 
-    def make_training(self) -> SyntheticTraining:
-        """The inner loop."""
-        compiled, window = self.torch_compile_mode or self.torch_compile, self.window or None
-        how = {"window": window, "adjoint": self.make_adjoint(), "torch_compile": compiled}
-        return SyntheticTraining.of(self.inner_settings(), self.tau, **how)
+    def make_training(self, forms: Forms | None = None) -> SyntheticTraining:
+        """The inner loop.
+
+        Args:
+            forms: of the summary; by default those of any summary with these settings.
+        """
+        if forms is None:
+            forms = forms_of(self.summary_config(2, teacher=Vocabulary.small_learner))
+        return SyntheticTraining.of(
+            self.inner_settings(),
+            forms,
+            window=self.window or None,
+            adjoint=self.make_adjoint(),
+            torch_compile=self.torch_compile_mode or self.torch_compile,
+        )
 
     def make_objective(
         self,

@@ -25,9 +25,8 @@ from farzi_hf.engine.compiled_loop import row_of_step
 from farzi_hf.engine.devices import portions
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.endless import EndlessRows
-from farzi_hf.summary.forms import Tensors, batch_of, device_of, rows_of
+from farzi_hf.summary.forms import Forms, Tensors, device_of
 from farzi_hf.summary.inner_settings import inner_optimizer, lr_schedule
-from farzi_hf.summary.teacher import CarriedTeacher
 from farzi_hf.tasks.base import mean_and_spread
 
 
@@ -37,48 +36,38 @@ class SyntheticTraining:
 
     Args:
         optimizer: updates θ; its states start at zero.
-        tau: τ of the soft tokens.
+        forms: the inputs and the labels of the summary.
         batch_size: b_syn, synthetic sequences per inner step; None takes all μ in every step.
         window: only the last `window` of the T steps are differentiated; None differentiates all.
         adjoint: the method of differentiation; None leaves the choice to `unroll`.
         torch_compile: whether the steps are compiled, as in `unroll`.
         lr_scheduler_type: the learning rate over the steps of a training, one of `LR_SCHEDULES`; it
             rises for `warmup_steps` before.
-        teacher: that the summary carries, if it does.
-        endless: `endless(seed)` makes the rows of a training whose inputs do not run out; None
-            where the summary stores its rows.
     """
 
     optimizer: InnerOptimizer
-    tau: float
+    forms: Forms
     batch_size: int | None = None
     window: int | None = None
     adjoint: Adjoint | None = None
     torch_compile: bool = False
     lr_scheduler_type: str = "constant"
     warmup_steps: int = 0
-    teacher: CarriedTeacher | None = None
-    endless: Callable[[int], EndlessRows] | None = None
 
     @classmethod
-    def of(cls, inner: Mapping[str, Any] | None, tau: float, **how: Any) -> SyntheticTraining:
+    def of(cls, inner: Mapping[str, Any] | None, forms: Forms, **how: Any) -> SyntheticTraining:
         """The inner loop with the settings of `config.inner` of a summary, see
         `farzi_hf.summary.inner_settings`.
 
         `how` says how it is differentiated: `window`, `adjoint`, `torch_compile`. Raises ValueError
         if the settings describe no optimizer.
         """
-        optimizer, inner = inner_optimizer(inner), inner or {}
+        optimizer = inner_optimizer(inner)
+        inner = inner or {}
         how |= {
             name: inner[name] for name in ("lr_scheduler_type", "warmup_steps") if name in inner
         }
-        return cls(optimizer, tau, inner.get("synthetic_batch_size"), **how)
-
-    def reading(self, farzi: FarziData) -> SyntheticTraining:
-        """The same on rows and labels that this summary makes, where it makes them."""
-        return replace(
-            self, teacher=farzi.carried, endless=farzi.endless if farzi.is_endless else None
-        )
+        return cls(optimizer, forms, inner.get("synthetic_batch_size"), **how)
 
     def optimizer_for(self, learner: Learner, steps: int) -> InnerOptimizer:
         """The optimizer of a training of `steps` steps: its learning rate follows the schedule, and
@@ -107,26 +96,28 @@ class SyntheticTraining:
         """
         of_steps = of_steps or steps
         rows = self._minibatches(summary, of_steps, seed)
-        optimizer, widen = self.optimizer_for(learner, of_steps), None
+        optimizer = self.optimizer_for(learner, of_steps)
+        widen = None
         if not (self.torch_compile or isinstance(start, TrainingState)):
-            start, widen = only_seen_rows(
-                learner, summary, start, optimizer
-            )  # of the whole summary
+            # Before the summary is cut to what the next steps see.
+            ids = self.forms.inputs.looked_up(summary)
+            start, widen = only_seen_rows(learner, ids, start, optimizer)
         summary, rows = self._compact(summary, rows, start, steps)
-        own, window = (
-            self._loss(learner, summary, rows),
-            None if self.window is None else min(self.window, steps),
+        loss_of_all = self._loss(learner, summary, rows)
+
+        def loss_of_seen(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
+            return loss_of_all(widen(params), inputs, step)
+
+        theta = unroll(
+            loss_of_all if widen is None else loss_of_seen,
+            start,
+            tuple(summary.values()),
+            optimizer=optimizer,
+            steps=steps,
+            window=None if self.window is None else min(self.window, steps),
+            adjoint=self.adjoint,
+            torch_compile=self.torch_compile,
         )
-        loss = (
-            own if widen is None else lambda params, inputs, step: own(widen(params), inputs, step)
-        )
-        how = {
-            "optimizer": optimizer,
-            "steps": steps,
-            "adjoint": self.adjoint,
-            "torch_compile": self.torch_compile,
-        }
-        theta = unroll(loss, start, tuple(summary.values()), window=window, **how)
         return theta if widen is None else widen(theta)
 
     def advance(
@@ -142,10 +133,8 @@ class SyntheticTraining:
         """The same training, without derivatives. It can go on: give the result as `start`, with
         the same `seed` and `of_steps`.
         """
-        loss, optimizer = (
-            self.inner_loss(learner, summary, of_steps, seed),
-            self.optimizer_for(learner, of_steps),
-        )
+        loss = self.inner_loss(learner, summary, of_steps, seed)
+        optimizer = self.optimizer_for(learner, of_steps)
         how = {"optimizer": optimizer, "steps": steps, "torch_compile": self.torch_compile}
         return train(loss, start, tuple(summary.values()), **how)
 
@@ -159,18 +148,17 @@ class SyntheticTraining:
         """The rows of each step's minibatch (steps, b_syn); None if every step takes all. Or rows
         of which each step takes the next b_syn.
         """
-        if self.endless is not None:
+        if self.forms.inputs.is_endless:
             if self.torch_compile or self.batch_size is None:
                 raise ValueError(
                     f"torch_compile={self.torch_compile}, synthetic_batch_size={self.batch_size}:"
                     " made rows need a size, and plain code"
                 )
-            return self.endless(seed)
-        first = next(iter(summary.values()))
-        rows = minibatches(len(first), self.batch_size, steps, seed)
+            return self.forms.endless(summary, seed)
+        rows = minibatches(self.forms.count(summary), self.batch_size, steps, seed)
         if rows is None:
             return None
-        rows = rows.to(first.device)
+        rows = rows.to(device_of(summary))
         if self.torch_compile:  # code for a training of T steps is code for all others
             torch._dynamo.maybe_mark_dynamic(rows, 0)
         return rows
@@ -194,35 +182,33 @@ class SyntheticTraining:
             return summary, rows
         taken = start.step if isinstance(start, TrainingState) else 0
         seen, places = rows[taken : taken + steps].unique(return_inverse=True)
-        if len(seen) == len(next(iter(summary.values()))):
+        if len(seen) == self.forms.count(summary):
             return summary, rows
         compact = torch.full_like(rows, len(seen))  # of no sequence
         compact[taken : taken + steps] = places
-        return rows_of(summary, seen), compact
+        return self.forms.rows_of(summary, seen), compact
 
     def _loss(
         self, learner: Learner, summary: Tensors, rows: Tensor | EndlessRows | None
     ) -> InnerLoss:
         names = tuple(summary)
+        forms = self.forms
+        _ = forms.labels.teacher  # made now: compiled code cannot make it
 
         def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
             tensors = dict(zip(names, inputs, strict=True))
-            read = (
-                slice(None)
-                if rows is None
-                else self._read(rows, step).to(device_of(tensors), non_blocking=True)
-            )
-            return learner.soft_loss(params, *batch_of(tensors, read, self.tau, self.teacher))
+            read = slice(None)
+            if rows is not None:
+                read = self._read(rows, step).to(device_of(tensors), non_blocking=True)
+            return learner.soft_loss(params, *forms.batch(tensors, read))
 
         return loss
 
     def _read(self, rows: Tensor | EndlessRows, step: int) -> Tensor:
         """What a step reads: numbers of rows, or made rows themselves."""
-        return (
-            row_of_step(rows, step)
-            if isinstance(rows, Tensor)
-            else rows.rows((step - 1) * self.batch_size, self.batch_size)
-        )
+        if isinstance(rows, Tensor):
+            return row_of_step(rows, step)
+        return rows.rows((step - 1) * self.batch_size, self.batch_size)
 
 
 WORTH = 0.5
@@ -233,10 +219,10 @@ rows into a copy of the embedding.
 
 @torch.inference_mode(False)  # rows are saved for a backward pass
 def only_seen_rows(
-    learner: Learner, summary: Tensors, start: Parameters, optimizer: InnerOptimizer
+    learner: Learner, ids: Tensor | None, start: Parameters, optimizer: InnerOptimizer
 ) -> tuple[Parameters, Callable[[Parameters], Parameters] | None]:
-    """The parameters of an inner loop that trains only those rows of the input embedding that the
-    summary's ids look up.
+    """The parameters of an inner loop that trains only those rows of the input embedding that
+    `ids` look up, those of the summary; None: they may look up all.
 
     The others have no gradient in any step, and an optimizer without weight decay leaves them as
     they are. So no step has to update, differentiate or keep them; parameters and gradients are
@@ -247,19 +233,20 @@ def only_seen_rows(
         The parameters, and a function that puts the rows back among the others; None where all rows
         have to train.
     """
-    ids = summary.get("input_ids")
     if ids is None or not optimizer.keeps_unused:
         return start, None
     rows = ids.long().unique()
-    if len(rows) > WORTH * learner.vocab_size or (name := learner.lookup) is None:
+    name = learner.lookup
+    if len(rows) > WORTH * learner.vocab_size or name is None:
         return start, None
     if is_constant(start[name]) or any(x.requires_grad for x in start.values()):
         return start, None
     table = start[name].detach().clone()  # the caller may change it meanwhile
-    return {**start, name: table[rows]}, lambda params: {
-        **params,
-        name: table.index_copy(0, rows, params[name]),
-    }
+
+    def widen(params: Parameters) -> Parameters:
+        return {**params, name: table.index_copy(0, rows, params[name])}
+
+    return {**start, name: table[rows]}, widen
 
 
 # -- students --------------------------------------------------------------------------------------
@@ -303,50 +290,54 @@ class Students:
         """θ_T of the students 0 … `count` − 1. As many train as one as the table of devices says;
         on a CPU, none.
         """
-        own, training, config = (
-            list(self.learner.model.parameters()),
-            self.training,
-            self.farzi.config,
-        )
-        logits = (
-            (training.batch_size or config.num_sequences)
-            * config.sequence_length
-            * self.learner.vocab_size
-        )
-        most = min(
-            portions(own[0]).learners,
-            portions(own[0]).block // max(logits, sum(x.numel() for x in own)),
-        )
-        alone = (
+        size = self._at_once()
+        for first in range(0, count, size):
+            numbers = range(first, min(first + size, count))
+            if len(numbers) > 1:
+                yield from self._together(numbers)
+            else:
+                yield self.on_summary(first)
+
+    def _at_once(self) -> int:
+        """Students that train as one."""
+        training = self.training
+        parameters = list(self.learner.model.parameters())
+        goes_alone = (
             training.torch_compile
             or training.optimizer.of_stacks() is None
-            or not all(x.requires_grad for x in own)
+            or not all(x.requires_grad for x in parameters)
         )
-        size = 1 if alone else max(1, most)
-        for some in (range(first, min(first + size, count)) for first in range(0, count, size)):
-            yield from self._together(some) if len(some) > 1 else map(self.on_summary, some)
+        if goes_alone:
+            return 1
+        config = self.farzi.config
+        rows = training.batch_size or config.num_sequences
+        logits = rows * config.sequence_length * self.learner.vocab_size
+        device = portions(parameters[0])
+        numbers = max(logits, sum(x.numel() for x in parameters))  # of one student, at once
+        return max(1, min(device.learners, device.block // numbers))
 
     def _together(self, numbers: range) -> Iterable[Parameters]:
         """These students, trained as one by `torch.vmap`: the same up to rounding. A step of all
         has the launches of one.
         """
-        learner, training, tensors = self.learner, self.training, self.farzi.tensors
+        learner = self.learner
+        training = self.training
+        tensors = self.farzi.tensors
         seeds = [derive(self.seed, Purpose.EVALUATION_STUDENT, index) for index in numbers]
         starts = [learner.initial_parameters(seed, self.device) for seed in seeds]
         all_rows = torch.arange(self.farzi.config.num_sequences, device=self.device).expand(
             self.steps, -1
         )
-        rows = [
-            all_rows if (some := training._minibatches(tensors, self.steps, seed)) is None else some
-            for seed in seeds
-        ]
+        minibatches = [training._minibatches(tensors, self.steps, seed) for seed in seeds]
+        rows = [all_rows if each is None else each for each in minibatches]
 
         def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:
             read = torch.stack([training._read(each, step) for each in rows])
-            each = lambda own, read: learner.soft_loss(  # noqa: E731
-                own, *batch_of(tensors, read, training.tau, training.teacher)
-            )
-            return torch.vmap(each)(params, read.to(self.device, non_blocking=True)).sum()
+
+            def of_one(theta: Parameters, its_rows: Tensor) -> Tensor:
+                return learner.soft_loss(theta, *training.forms.batch(tensors, its_rows))
+
+            return torch.vmap(of_one)(params, read.to(self.device, non_blocking=True)).sum()
 
         start = {name: torch.stack([each[name] for each in starts]) for name in starts[0]}
         optimizer = training.optimizer_for(learner, self.steps).of_stacks()
@@ -363,14 +354,14 @@ class Students:
         """θ after `steps` steps of the inner optimizer on real data, `batch_size`
         sequences each.
         """
-        learner, loss = self.learner, real_loss(self.learner, data, batch_size, steps, seed)
-        start, optimizer = (
-            learner.initial_parameters(seed, self.device),
-            self.training.optimizer_for(learner, steps),
-        )
-        return train(
-            lambda params, _, step: loss(params, step), start, (), optimizer=optimizer, steps=steps
-        ).params
+        loss = real_loss(self.learner, data, batch_size, steps, seed)
+        start = self.learner.initial_parameters(seed, self.device)
+        optimizer = self.training.optimizer_for(self.learner, steps)
+
+        def of_step(params: Parameters, inputs: tuple, step: int) -> Tensor:
+            return loss(params, step)
+
+        return train(of_step, start, (), optimizer=optimizer, steps=steps).params
 
     def evaluated(
         self, count: int, measure: Callable[[int, Parameters], dict[str, float]]

@@ -61,12 +61,17 @@ class Learner:
     step twice. Only where it trains on real data is there the model's own dropout, see `hard_loss`.
     The model uses "eager" attention, because fused attention kernels have no second derivative.
 
+    It may be made under `torch.no_grad()` or `torch.inference_mode()`: both are off while it is
+    made and tried.
+
     Raises:
         TypeError: `learner_init` makes no `PreTrainedModel`.
         ValueError: the model is not causal (tried on a few tokens), has no second derivative, has
             nothing to train, or would train in half precision.
     """
 
+    @torch.inference_mode(False)
+    @torch.enable_grad()
     def __init__(self, learner_init: LearnerInit, *, checkpoint_layers: bool = False):
         self._factory = models.factory(learner_init)
         self.model = self._new_model()
@@ -92,6 +97,7 @@ class Learner:
 
         models.check_twice_differentiable(self.model, loss)
 
+    @torch.inference_mode(False)
     def initial_parameters(self, seed: int, device: torch.device | str | None = None) -> Parameters:
         """θ_0: the weights that the factory draws under `seed`. They depend on nothing else.
 
@@ -101,32 +107,32 @@ class Learner:
         with seeded(check_seed(seed)):
             model = self._new_model()
         params = {name: x.detach().to(device) for name, x in model.named_parameters()}
-        for name in [name for name, x in model.named_parameters() if not x.requires_grad]:
-            own, drawn = self.model.get_parameter(name), params[name]
-            shared = own.device == drawn.device and torch.equal(
-                own, drawn
-            )  # learners share its memory
-            params[name] = own if shared else nn.Parameter(drawn, False)
+        for name, x in model.named_parameters():
+            if x.requires_grad:
+                continue
+            constant = self.model.get_parameter(name)
+            drawn = params[name]
+            is_same = constant.device == drawn.device and torch.equal(constant, drawn)
+            # Learners share the memory of constants that start equal.
+            params[name] = constant if is_same else nn.Parameter(drawn, False)
         return params
 
     def without_shared(self, params: Parameters) -> Parameters:
         """The parameters without the constants that all learners share: what a file has to hold."""
-        own = dict(self.model.named_parameters())
-        return {name: x for name, x in params.items() if x is not own[name]}
+        of_model = dict(self.model.named_parameters())
+        return {name: x for name, x in params.items() if x is not of_model[name]}
 
     def with_shared(self, params: Parameters) -> Parameters:
         """The inverse of `without_shared`, for parameters that were read from a file."""
-        own = dict(self.model.named_parameters())
-        return {
-            name: (
-                x
-                if name not in params
-                else params[name]
-                if x.requires_grad
-                else nn.Parameter(params[name], False)
-            )
-            for name, x in own.items()
-        }
+        whole_set: Parameters = {}
+        for name, shared in self.model.named_parameters():
+            if name not in params:
+                whole_set[name] = shared
+            elif shared.requires_grad:
+                whole_set[name] = params[name]
+            else:
+                whole_set[name] = nn.Parameter(params[name], False)
+        return whole_set
 
     @cached_property
     def lookup(self) -> str | None:
@@ -184,13 +190,13 @@ class Learner:
         """
         with nullcontext() if dropout is None else models.dropping(self.model, dropout):
             states = self.states(params, _arguments(batch))
-        states, labels = states[:, :-1], batch["labels"][:, 1:]
+        states = states[:, :-1]
+        labels = batch["labels"][:, 1:]
         counted = labels != IGNORED
         if weights is not None:
             weights = weights[:, None].expand_as(counted) if weights.dim() == 1 else weights[:, 1:]
-        if not values_are_free(
-            counted
-        ):  # all positions: no shape may depend on the number of those that count
+        # All positions: no shape may depend on the number of those that count.
+        if not values_are_free(counted):
             counts = (counted if weights is None else counted * weights).flatten()
             targets = HardTargets(labels.clamp(min=0).flatten())
             loss = self.loss_of_states(params, states.flatten(0, 1), targets, counts)
@@ -203,10 +209,12 @@ class Learner:
         """The mean of ln r over what a real batch predicts, where the target is the r-th of all
         entries. Those as likely come before it.
         """
-        states, labels = self.states(params, _arguments(batch))[:, :-1], batch["labels"][:, 1:]
+        states = self.states(params, _arguments(batch))[:, :-1]
+        labels = batch["labels"][:, 1:]
         counted = labels != IGNORED
         weight, bias = (None, None) if self.head is None else self.head.arguments(params)
-        parts, size = [], max(FEWEST, portions(states).block // self.vocab_size)
+        parts = []
+        size = max(FEWEST, portions(states).block // self.vocab_size)
         for h, y in zip(states[counted].split(size), labels[counted].split(size), strict=True):
             z = h if weight is None else nn.functional.linear(h, weight, bias)
             parts.append((~(z < z.gather(1, y[:, None]))).sum(1))  # NaN is not less
@@ -219,7 +227,8 @@ class Learner:
         counts (n,), of their products.
         """
         weight, bias = (None, None) if self.head is None else self.head.arguments(params)
-        if (entries := (states if weight is None else weight.T).shape[-1]) != self.vocab_size:
+        entries = (states if weight is None else weight.T).shape[-1]
+        if entries != self.vocab_size:
             raise ValueError(
                 f"learner_init: a model of {self.vocab_size} embeddings and {entries} logits"
             )
@@ -242,11 +251,10 @@ class Learner:
         """(V, h): what the input embedding makes of all ids. The module itself runs, because some
         modules scale their output.
         """
-        module, own = self.model.get_input_embeddings(), self._embedding_names.items()
+        module = self.model.get_input_embeddings()
+        its_params = {name: params[full] for name, full in self._embedding_names.items()}
         ids = torch.arange(self.vocab_size, device=module.weight.device)
-        return torch.func.functional_call(
-            module, {name: params[full] for name, full in own}, (ids,)
-        )
+        return torch.func.functional_call(module, its_params, (ids,))
 
     def logits(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
         """(b, L, V) logits of `input_ids`, ids (b, L) or soft tokens (b, L, V)."""
@@ -262,9 +270,8 @@ class Learner:
 
     def _new_model(self) -> PreTrainedModel:
         model = self._factory()
-        model = getattr(
-            model, "get_base_model", lambda: model
-        )()  # with PEFT's adapters, without its class around them
+        if hasattr(model, "get_base_model"):  # with PEFT's adapters, without its class around them
+            model = model.get_base_model()
         if not isinstance(model, PreTrainedModel):
             raise TypeError(
                 f"learner_init returned {type(model).__name__}; return a PreTrainedModel of"

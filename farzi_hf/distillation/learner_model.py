@@ -77,8 +77,15 @@ def describe(model: PreTrainedModel) -> str:
 
 
 def check_model(model: PreTrainedModel) -> None:
-    """Raise one clear ValueError unless some parameters train, and those in full precision."""
+    """Raise one clear ValueError unless some parameters train, those in full precision, and all can
+    be differentiated.
+    """
     for name, parameter in model.named_parameters():
+        if parameter.is_inference():
+            raise ValueError(
+                f"learner_init returned a model whose {name} was made under torch.inference_mode(),"
+                " so it has no derivative; make the model outside of it"
+            )
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
             raise ValueError(
                 f"learner_init returned a model whose {name} trains in {parameter.dtype}; load it"
@@ -95,13 +102,13 @@ def check_causal(model: PreTrainedModel, logits: Callable[[Parameters, Tensor], 
     """Raise one clear ValueError if the logits (b, L, V) of parameters and ids (b, L) depend on a
     later token at some position.
     """
-    size, length = model.get_input_embeddings().weight.shape[0], few_positions(model)
+    size = model.get_input_embeddings().weight.shape[0]
+    length = few_positions(model)
     generator = torch.Generator().manual_seed(0)
     same = torch.randint(size, (length,), generator=generator).expand(length, length)
     others = (same + torch.randint(1, max(size, 2), same.shape, generator=generator)) % size
-    later = torch.ones(length, length, dtype=torch.bool).triu(
-        1
-    )  # row j has other tokens after position j
+    # Row j has other tokens after position j.
+    later = torch.ones(length, length, dtype=torch.bool).triu(1)
     moved = _run(model, logits, torch.where(later, others, same)) - _run(model, logits, same)
     moved = moved.abs().amax(-1).cpu()
     if length > 1 and (moved[~later] > _TOLERANCE * moved[later].amax()).any():
@@ -143,7 +150,8 @@ def looks_up_only(
     """Whether a loss of parameters and ids (b, L) depends on no other rows of the embedding `name`
     (V, h) than those of the ids. Tried with the first ids and with the last.
     """
-    generator, length = torch.Generator().manual_seed(0), few_positions(model)
+    generator = torch.Generator().manual_seed(0)
+    length = few_positions(model)
     # While weights are zero, as they start in some models, another use of the embedding may not
     # show.
     moved = {
@@ -171,9 +179,8 @@ def readable_positions(model: PreTrainedModel, length: int) -> int:
     limit = _position_limit(model)
     if limit is not None and length <= limit - _RESERVED:
         return length
-    if (
-        model.device.type != "cpu"
-    ):  # after an index beyond a table, the process could not use its GPU again
+    # After an index beyond a table, the process could not use its GPU again.
+    if model.device.type != "cpu":
         model = copy.deepcopy(model).cpu()
 
     def fails(positions: int) -> bool:
@@ -194,9 +201,8 @@ def _position_limit(model: PreTrainedModel) -> int | None:
     """
     names = ("max_position_embeddings", "max_length", "max_seq_len")
     limits = (getattr(model.config, name, None) for name in names)
-    return next(
-        (limit for limit in limits if isinstance(limit, int) and limit > 0), None
-    )  # XLNet says −1
+    # XLNet says −1.
+    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
 
 def few_positions(model: PreTrainedModel) -> int:

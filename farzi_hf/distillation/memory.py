@@ -24,16 +24,19 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.data.sequences import random_sequences
 from farzi_hf.data.streams import RowStream, start_sequences
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.endless import WrittenRows
 
 SIZES = (8, 5, 3)  # n of the n-grams: the first of which there are enough
-HIGH_COPIED, HIGH_AUC = 0.05, 0.6
-"""What it copies more than held-out rows do, and the AUC, where canaries that were planted once
-begin to be known (docs/trust.md).
+HIGH_COPIED = 0.05
+"""What a teacher copies more than held-out rows do, where canaries that were planted once begin to
+be known (docs/trust.md).
 """
+HIGH_AUC = 0.6
+"""The same of the AUC."""
 _FEWEST = 100  # n-grams of which a share is taken: users' histories are short
 _ROWS = 1024  # that the teacher writes, and of each kind whose loss is taken
 _NUMBERS = 1 << 24  # logits that exist at the same time
@@ -42,10 +45,12 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no id of an n-gram is lo
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of ids, one after the other: `ids` (tokens,) and `lengths` (rows,)."""
+    """Rows of ids, one after the other."""
 
     ids: np.ndarray
+    """(tokens,)"""
     lengths: np.ndarray
+    """(rows,)"""
 
     def each(self, numbers: np.ndarray | slice) -> list[np.ndarray]:
         """The rows with these numbers."""
@@ -61,23 +66,28 @@ class Rows:
 
     def ngrams(self, n: int) -> np.ndarray:
         """A hash of each n-gram that is inside a row."""
-        hashes = np.zeros(count := max(0, len(self.ids) - n + 1), dtype=np.uint64)
+        count = max(0, len(self.ids) - n + 1)
+        hashes = np.zeros(count, dtype=np.uint64)
         for k in range(n):
             hashes = hashes * _FACTOR + (self.ids[k : k + count] + 1).astype(np.uint64)
         ends = np.repeat(np.cumsum(self.lengths), self.lengths)[:count]
         return hashes[np.arange(n, count + n) <= ends]
 
-    def copied(self, known: Rows, n: int) -> float:
-        """The share of their n-grams that stand in known rows; 0 without any."""
-        found = np.isin(self.ngrams(n), known.ngrams(n))
-        return float(found.mean()) if len(found) else 0.0
+    def copied(self, source: Rows, n: int) -> float:
+        """The share of their n-grams that stand in rows of `source`; 0 without any."""
+        stands_there = np.isin(self.ngrams(n), source.ngrams(n))
+        return float(stands_there.mean()) if len(stands_there) else 0.0
 
-    def longest_copied(self, known: Rows) -> int:
-        """The length of the longest run of ids inside a row that stands in a known row."""
-        low, high = 0, int(self.lengths.max(initial=0))
+    def longest_copied(self, source: Rows) -> int:
+        """The length of the longest run of ids inside a row that stands in a row of `source`."""
+        low = 0
+        high = int(self.lengths.max(initial=0))
         while low < high:  # where n ids are copied, n − 1 are
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.copied(known, middle) else (low, middle - 1)
+            if self.copied(source, middle):
+                low = middle
+            else:
+                high = middle - 1
         return low
 
 
@@ -98,47 +108,57 @@ def memory_of(
         `…_held_out`, that of as many held-out ids; `memory_auc`; and `memory_warning`, a sentence,
         where the teacher knows its training rows.
     """
-    known = Rows(*start_sequences(training, seed))
+    learned = Rows(*start_sequences(training, seed))
     others = Rows(*start_sequences(random_sequences(held_out, len(held_out), seed), seed))
-    some = np.random.default_rng(seed).permutation(len(known.lengths))[:_ROWS]
+    order = stream(seed, Purpose.MEMORY_ROWS).permutation(len(learned.lengths))
     auc = membership(
-        *(row_losses(farzi.teacher, rows) for rows in (known.each(some), others.each(slice(_ROWS))))
+        row_losses(farzi.teacher, learned.each(order[:_ROWS])),
+        row_losses(farzi.teacher, others.each(slice(_ROWS))),
     )
-    ours = written_rows(farzi, seed)
-    size = min(len(ours.ids), len(others.ids))
-    both = ours.first(size), others.first(size)
-    n = next((n for n in SIZES if min(len(rows.ngrams(n)) for rows in both) >= _FEWEST), SIZES[-1])
-    (ours, theirs), longest = (
-        (rows.copied(known, n) for rows in both),
-        [rows.longest_copied(known) for rows in both],
-    )
+    written = written_rows(farzi, seed)
+    size = min(len(written.ids), len(others.ids))
+    written = written.first(size)
+    others = others.first(size)
+    n = SIZES[-1]
+    for length in SIZES:
+        if min(len(written.ngrams(length)), len(others.ngrams(length))) >= _FEWEST:
+            n = length
+            break
+    copied = written.copied(learned, n)
+    usual = others.copied(learned, n)
     words = (
-        f"Of the {n}-grams that the teacher writes, {100 * ours:.1f} % stand in the training data;"
-        f" of those of as much held-out data, {100 * theirs:.1f} %. The longest run that it copies"
-        f" has {longest[0]} entries; in held-out data, {longest[1]}. Whether a row was in the"
-        f" training data can be guessed from its loss with an AUC of {auc:.2f}; chance is 0.5."
+        f"Of the {n}-grams that the teacher writes, {100 * copied:.1f} % stand in the training"
+        f" data; of those of as much held-out data, {100 * usual:.1f} %. The longest run that it"
+        f" copies has {written.longest_copied(learned)} entries; in held-out data,"
+        f" {others.longest_copied(learned)}. Whether a row was in the training data can be guessed"
+        f" from its loss with an AUC of {auc:.2f}; chance is 0.5."
     )
-    found = {"memory_copied": ours, "memory_copied_held_out": theirs, "memory_auc": auc}
-    facts = {"memory": words, **{name: round(x, 4) for name, x in found.items()}}
-    high = {
-        "it writes parts of them": ours - theirs >= HIGH_COPIED,
-        "its loss tells them from others": auc >= HIGH_AUC,
+    facts = {
+        "memory": words,
+        "memory_copied": round(copied, 4),
+        "memory_copied_held_out": round(usual, 4),
+        "memory_auc": round(auc, 4),
     }
-    if not (reasons := " and ".join(reason for reason, found in high.items() if found)):
-        return facts
-    return {**facts, "memory_warning": f"The teacher knows rows of its training data: {reasons}."}
+    reasons = []
+    if copied - usual >= HIGH_COPIED:
+        reasons.append("it writes parts of them")
+    if auc >= HIGH_AUC:
+        reasons.append("its loss tells them from others")
+    if reasons:
+        why = " and ".join(reasons)
+        facts["memory_warning"] = f"The teacher knows rows of its training data: {why}."
+    return facts
 
 
 def written_rows(farzi: FarziData, seed: int) -> Rows:
     """Ids that the carried teacher writes, whatever the inputs are: rows of ξ ids, cut after each
     end of a text.
     """
-    shares = getattr(farzi, "frequencies", torch.ones(farzi.config.vocab_size))
-    ids = (
-        WrittenRows(farzi.teacher, shares, farzi.config.sequence_length, seed)
-        .rows(0, _ROWS)
-        .numpy()
-    )
+    shares = farzi.forms.inputs.frequencies(farzi.tensors)
+    if shares is None:
+        shares = torch.ones(farzi.config.vocab_size)
+    source = WrittenRows(farzi.teacher, shares, farzi.config.sequence_length, seed)
+    ids = source.rows(0, _ROWS).numpy()
     stops = np.isin(ids, getattr(farzi.teacher.config, "eos_token_id", None))
     stops[:, -1] = True
     return Rows(ids.flatten(), np.diff(np.flatnonzero(stops) + 1, prepend=0))
@@ -149,14 +169,15 @@ def row_losses(model: PreTrainedModel, rows: Sequence[np.ndarray]) -> np.ndarray
     """(N,): the mean negative log-likelihood, in nats, of the ids of each row after
     the first one.
     """
-    losses, order = np.empty(len(rows)), np.argsort([len(row) for row in rows], kind="stable")
+    losses = np.empty(len(rows))
+    by_length = np.argsort([len(row) for row in rows], kind="stable")
     numbers = len(rows) * max(map(len, rows)) * model.config.vocab_size
-    for some in np.array_split(order, min(len(rows), -(-numbers // _NUMBERS))):
+    parts = min(len(rows), -(-numbers // _NUMBERS))
+    for some in np.array_split(by_length, parts):
         ids = pad_sequence([torch.as_tensor(rows[i]) for i in some], True, -1).to(model.device)
         real = ids >= 0
-        logits = (
-            model(input_ids=ids.clamp(min=0), attention_mask=real.long()).logits[:, :-1].float()
-        )
+        output = model(input_ids=ids.clamp(min=0), attention_mask=real.long())
+        logits = output.logits[:, :-1].float()
         nats = nn.functional.cross_entropy(logits.mT, ids[:, 1:], ignore_index=-1, reduction="none")
         losses[some] = (nats.sum(1) / real[:, 1:].sum(1)).cpu().numpy()
     return losses
@@ -164,5 +185,7 @@ def row_losses(model: PreTrainedModel, rows: Sequence[np.ndarray]) -> np.ndarray
 
 def membership(training: np.ndarray, held_out: np.ndarray) -> float:
     """The AUC: how often a training row has the smaller loss of the two. Ties count a half."""
-    ends = (np.searchsorted(np.sort(held_out), training, side).mean() for side in ("left", "right"))
-    return float(1 - sum(ends) / 2 / len(held_out))
+    in_order = np.sort(held_out)
+    below = np.searchsorted(in_order, training, "left").mean()
+    not_above = np.searchsorted(in_order, training, "right").mean()
+    return float(1 - (below + not_above) / 2 / len(held_out))

@@ -60,20 +60,18 @@ class Packing:
         rows. Returns how, where steps were taken. Raises FloatingPointError if the training
         diverged.
         """
-        learner, params, trained = teacher.learner, teacher.params, None
+        learner = teacher.learner
+        params = teacher.params
+        trained = None
         steps = training.steps if self.steps is None else self.steps
-        if steps and (largest := getattr(STORAGES[storage], "largest", None)) is not None:
-            slower = replace(
-                training,
-                optimizer=replace(training.optimizer, lr=_SLOWER * training.optimizer.lr),
-                steps=steps,
-            )
-            loss = real_loss(
-                learner, data, training.batch_size, steps, derive(seed, Purpose.PACKING)
-            )
-            trained = self.in_few_bits(
-                slower, loss, params, largest, data.quiet, slower.validation(learner, data)
-            )
+        largest = getattr(STORAGES[storage], "largest", None)
+        if steps and largest is not None:
+            optimizer = replace(training.optimizer, lr=_SLOWER * training.optimizer.lr)
+            slower = replace(training, optimizer=optimizer, steps=steps)
+            seed = derive(seed, Purpose.PACKING)
+            loss = real_loss(learner, data, training.batch_size, steps, seed)
+            validation = slower.validation(learner, data)
+            trained = self.in_few_bits(slower, loss, params, largest, data.quiet, validation)
             params = trained.params
         with torch.no_grad():
             for name, x in farzi.teacher.named_parameters():
@@ -116,17 +114,14 @@ def _with_scales(params: Parameters, largest: int) -> Parameters:
     """The parameters, and log-scales at which the whole numbers span three standard deviations of
     each column, and its mean.
     """
-    found = dict(params)
+    scaled = dict(params)
     for name, x in params.items():
         if x.dim() > 1 and not is_constant(x):
             rows = x.detach().flatten(0, -2)
-            deviation = (
-                rows.std(dim=0, correction=min(1, len(rows) - 1))
-                .maximum(rows.mean(dim=0).abs() / 2)
-                .clamp_min(1e-8)
-            )
-            found[name + _LOG_SCALE] = (_SPREAD * deviation / (largest + 1)).log()
-    return found
+            deviation = rows.std(dim=0, correction=min(1, len(rows) - 1))
+            deviation = deviation.maximum(rows.mean(dim=0).abs() / 2).clamp_min(1e-8)
+            scaled[name + _LOG_SCALE] = (_SPREAD * deviation / (largest + 1)).log()
+    return scaled
 
 
 def _rounded(params: Parameters, largest: int) -> Parameters:
@@ -143,9 +138,11 @@ def _rounded(params: Parameters, largest: int) -> Parameters:
 
 def _mean_log(params: Parameters, largest: int) -> Tensor:
     """mean log(1 + |W / s|) over all numbers of matrices."""
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for name, x in params.items():
-        if (log_scale := params.get(name + _LOG_SCALE)) is not None:
+        log_scale = params.get(name + _LOG_SCALE)
+        if log_scale is not None:
             total = total + torch.log1p((x / log_scale.exp()).clamp(-largest, largest).abs()).sum()
             count += x.numel()
     return total / max(count, 1)
@@ -166,15 +163,14 @@ class Rounding:
         """Takes over the scales of the teacher that `farzi` carries, unless a resumed run has
         brought its own.
         """
-        if (
-            farzi.carried is not None
-            and (largest := getattr(STORAGES[storage], "largest", None)) is not None
-        ):
-            self._largest = largest
-            teacher = {
-                name: x.detach() for name, x in farzi.tensors.items() if name.startswith(TEACHER)
-            }
-            self.scales = self.scales or STORAGES[storage].scales(teacher)
+        largest = getattr(STORAGES[storage], "largest", None)
+        if farzi.carried is None or largest is None:
+            return
+        self._largest = largest
+        if not self.scales:
+            tensors = farzi.tensors.items()
+            teacher = {name: x.detach() for name, x in tensors if name.startswith(TEACHER)}
+            self.scales = STORAGES[storage].scales(teacher)
 
     def __call__(self, tensors: Tensors) -> Tensors:
         """The tensors with W' in place of W."""
@@ -187,8 +183,9 @@ class Rounding:
     @torch.no_grad()
     def finish(self, farzi: FarziData) -> None:
         """Leaves the rounded numbers in the summary."""
-        for name, x in self(farzi.tensors).items() if self.scales else ():
-            farzi.tensors[name].copy_(x)
+        if self.scales:
+            for name, x in self(farzi.tensors).items():
+                farzi.tensors[name].copy_(x)
 
     def state_dict(self) -> dict[str, Tensor]:
         """For a checkpoint."""

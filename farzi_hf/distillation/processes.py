@@ -71,7 +71,8 @@ def agreed(work: Callable[[], T]) -> T:
     """The result of `work()` in this process, when all processes have done theirs. Raises
     RuntimeError if another process failed. Without this, all others would wait for it in vain.
     """
-    failed, result = None, None
+    failed = None
+    result = None
     try:
         result = work()
     except Exception as error:  # whatever it is, the others have to know
@@ -93,9 +94,8 @@ def broadcast(tensors: Parameters, source: int = 0) -> None:
     dtypes are the same in all.
     """
     for tensor in tensors.values() if world()[1] > 1 else ():
-        sent = (
-            tensor.detach().to(PartialState().device).contiguous()
-        )  # the process group may have another device
+        # The process group may have another device.
+        sent = tensor.detach().to(PartialState().device).contiguous()
         tensor.copy_(accelerate.utils.broadcast(sent, source))
 
 
@@ -112,11 +112,10 @@ def shared(
     rank, processes = world()
     for first in range(0, count, processes):
         number = first + rank
-        own = (
-            agreed(partial(train, number) if number < count else lambda: None)
-            if processes > 1
-            else train(number)
-        )
+        if processes == 1:
+            own = train(number)
+        else:  # all agree, also those for which no number is left
+            own = agreed(partial(train, number) if number < count else lambda: None)
         for source in range(min(processes, count - first)):
             params = own if source == rank else {name: x.clone() for name, x in like().items()}
             broadcast(params, source)
@@ -128,11 +127,10 @@ def together(params: Parameters) -> Parameters:
     its own; second derivatives too.
     """
     trained = {name: x for name, x in params.items() if x.requires_grad and world()[1] > 1}
-    return (
-        {**params, **dict(zip(trained, _Together.apply(False, *trained.values()), strict=True))}
-        if trained
-        else params
-    )
+    if not trained:
+        return params
+    shared_by_all = _Together.apply(False, *trained.values())
+    return {**params, **dict(zip(trained, shared_by_all, strict=True))}
 
 
 class _Together(Function):

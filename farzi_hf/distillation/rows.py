@@ -59,12 +59,10 @@ class RealRows:
         sets `accelerator_config.dispatch_batches` of `args` to False: each process reads its own
         rows. Raises ValueError if rows cannot be used; or the epochs of a stream are to be counted.
         """
+        if dataset is None:
+            return None
         if not isinstance(dataset, IterableDataset):
-            return (
-                None
-                if dataset is None
-                else self._checked("train_dataset", self.task.training_rows, dataset)
-            )
+            return self._checked("train_dataset", self.task.training_rows, dataset)
         if args.max_steps < 0:
             raise ValueError(
                 f"train_dataset is a stream, of which num_train_epochs={args.num_train_epochs}"
@@ -89,12 +87,10 @@ class RealRows:
         """The rows to evaluate on, of one set or by name; None stays None. Raises ValueError if a
         set cannot be used, or the dict is empty.
         """
-        if given is None or not isinstance(given, Mapping):
-            return (
-                None
-                if given is None
-                else self._checked("eval_dataset", self.task.evaluation_rows, given)
-            )
+        if given is None:
+            return None
+        if not isinstance(given, Mapping):
+            return self._checked("eval_dataset", self.task.evaluation_rows, given)
         if not given:
             raise ValueError("eval_dataset is a dict without data sets: give at least one, or None")
         rows = self.task.evaluation_rows
@@ -112,16 +108,15 @@ class RealRows:
         rows = own if given is None else self.evaluation(given)
         if rows is None:
             raise ValueError("eval_dataset is None; give one to evaluate() or to FarziTrainer")
-        return (
-            {f"_{name}": x for name, x in rows.items()} if isinstance(rows, Mapping) else {"": rows}
-        )
+        if not isinstance(rows, Mapping):
+            return {"": rows}
+        return {f"_{name}": x for name, x in rows.items()}
 
     def _checked(
         self, argument: str, cut: Callable[[Dataset, int], Dataset], dataset: Dataset
     ) -> Dataset:
-        if "input_ids" in getattr(
-            dataset, "column_names", ["input_ids"]
-        ):  # of the user's rows, before they are cut
+        # Of the user's rows, before they are cut.
+        if "input_ids" in getattr(dataset, "column_names", ["input_ids"]):
             run_check(argument, check_ids, dataset, self.learner.vocab_size)
         rows = run_check(argument, cut, dataset, self.length)
         run_check(argument, check_rows, rows, self.learner, self.collator)
@@ -139,7 +134,8 @@ def check_rows(dataset: Dataset, learner: Learner, data_collator: Callable) -> N
     check_sequences(dataset, learner.vocab_size)
     ids, lengths = stored_sequences(dataset)
     longest = int(lengths.argmax())
-    if (limit := learner.readable(int(lengths[longest]))) < lengths[longest]:
+    limit = learner.readable(int(lengths[longest]))
+    if limit < lengths[longest]:
         raise ValueError(
             f"dataset['input_ids'][{longest}] has {lengths[longest]} ids, but the learner reads"
             f" {limit} at most: tokenize(max_length={limit})"
@@ -161,7 +157,8 @@ def check_rows(dataset: Dataset, learner: Learner, data_collator: Callable) -> N
             )
         predicted &= read
     predicted[starts] = False  # nothing stands before the first id of a row, so it is not predicted
-    if len(empty := np.flatnonzero(~np.logical_or.reduceat(predicted, starts))):
+    empty = np.flatnonzero(~np.logical_or.reduceat(predicted, starts))
+    if len(empty):
         raise ValueError(
             f"dataset[{int(empty[0])}] has nothing to predict after its first id ({len(empty)} rows"
             " are like it): filter such rows out"
@@ -170,8 +167,9 @@ def check_rows(dataset: Dataset, learner: Learner, data_collator: Callable) -> N
 
 def _beside(dataset: Dataset, column: str, lengths: np.ndarray) -> np.ndarray:
     values, sizes = stored_sequences(dataset, column)
-    if (other := sizes != lengths).any():
-        row = int(other.argmax())
+    differ = sizes != lengths
+    if differ.any():
+        row = int(differ.argmax())
         raise ValueError(
             f"dataset[{column!r}][{row}] has {sizes[row]} values beside {lengths[row]} ids: give as"
             " many"

@@ -2,12 +2,7 @@
 signal ends it.
 
 A run goes on with the settings that it began with, so that it ends bit for bit as if it had not
-been interrupted.
-
-Trainer knows a checkpoint by its name alone: it deletes old folders that are called `checkpoint-…`,
-and a new run writes into them. Here a checkpoint is a folder `checkpoint-STEP` with a record,
-`farzi_run.json`, that has the settings of the run and the names of the checkpoint's files. Files of
-others are never removed, and a run that would write into a folder of others is refused.
+been interrupted. `checkpoints.py` says what a checkpoint is.
 """
 
 from __future__ import annotations
@@ -15,27 +10,43 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import psutil
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from farzi_hf.common.files import exclusive, replace_file
-from farzi_hf.common.text import as_written, json_text
+from farzi_hf.common.files import checksums, exclusive
+from farzi_hf.common.settings import changed
+from farzi_hf.common.tensors import load_tensors, save_tensors
+from farzi_hf.common.text import as_written
 from farzi_hf.data.streams import described as described_rows
+from farzi_hf.distillation.checkpoints import (
+    RECORD,
+    Record,
+    best_beside,
+    check_no_foreign,
+    check_ours,
+    discard_checkpoints,
+    files_of,
+    flaw_of,
+    keep_last,
+    last_checkpoint,
+    newest_whole,
+    read_record,
+    remove,
+    strangers,
+)
 from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.objectives import ConfigurableObjective
 from farzi_hf.distillation.trajectories import TrajectoryBank
@@ -50,12 +61,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RECORD = "farzi_run.json"
+__all__ = ["RECORD", "Interrupted", "Run", "discard_checkpoints", "last_checkpoint", "locked"]
 
-_NAME = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
-_UNFINISHED = re.compile(
-    r"\..+\.(\d+)-[0-9a-f]{32}"
-)  # what `replace_file` writes first: .NAME.PROCESS-NUMBER
+START_SECONDS = "start_seconds"
+"""The figure of the log's entry about the start of a summary: the seconds of its teachers."""
+
 _CHAOTIC = 100.0  # norm of a meta-gradient
 
 # Windows has no SIGHUP.
@@ -68,6 +78,17 @@ class Interrupted(SystemExit):
     """A signal ended the run at a point from which it can go on. Its `code` is the usual one: 130,
     143 or 129.
     """
+
+
+class LogSums(NamedTuple):
+    """The sums from which Trainer makes the losses of its log."""
+
+    loss: float
+    """Of the steps since the last entry."""
+    total_loss: float
+    """Of all steps before that."""
+    logged_step: float
+    """The step of the last entry."""
 
 
 class Run(TrainerCallback):
@@ -84,14 +105,17 @@ class Run(TrainerCallback):
     """
 
     def __init__(self, trainer: FarziTrainer) -> None:
-        self.trainer, self.settings, self.checkpoint = trainer, {}, None
-        self.saved_step, self.noted, self.non_finite_steps, self.start, self.warned = (
-            -1,
-            0,
-            0,
-            {},
-            False,
-        )
+        self.trainer = trainer
+        self.settings: dict[str, Any] = {}
+        self.checkpoint: str | None = None
+        self.saved_step = -1
+        self.noted = 0
+        self.non_finite_steps = 0
+        self.start: dict[str, float] = {}
+        self.warned = False
+        self._log_sums: LogSums | None = None
+        self._flawed: set[str] = set()  # names of checkpoints that are not whole
+        self._said: set[str] = set()
         self._built_with = trainer.args.to_recipe()
 
     # -- before the first step ---------------------------------------------------------------------
@@ -110,7 +134,6 @@ class Run(TrainerCallback):
             Interrupted: a second signal came, or one after the last step.
         """
         args = self.trainer.args
-        hidden = {name: getattr(args, name) for name in ("save_total_limit", "eval_on_start")}
         defaults = (signal.SIG_DFL, signal.default_int_handler)
         handlers = {
             number: handler
@@ -121,20 +144,18 @@ class Run(TrainerCallback):
             threading.current_thread() is not threading.main_thread()
         ):  # Python allows no handlers in others
             handlers = {}
-        with locked(args):
-            self.noted, self.saved_step, self._limit = 0, -1, args.save_total_limit
+        self._limit = args.save_total_limit
+        # Trainer would remove every folder with a name like `checkpoint-…`.
+        with locked(args), changed(args, save_total_limit=None):
+            self.noted = 0
+            self.saved_step = -1
             try:
                 for number in handlers:
                     signal.signal(number, self._note)
-                args.save_total_limit = (
-                    None  # Trainer would remove every folder with a name like `checkpoint-…`
-                )
                 yield
             finally:
                 for number, handler in handlers.items():
                     signal.signal(number, handler)
-                for name, value in hidden.items():
-                    setattr(args, name, value)
         if self.noted:
             self.end(self.noted, "the training has ended")
 
@@ -158,15 +179,18 @@ class Run(TrainerCallback):
             raise ValueError(
                 f"args have changed since FarziTrainer was made: {late}; make another FarziTrainer"
             )
-        folder, last = Path(args.output_dir), last_checkpoint(args.output_dir)
+        folder = Path(args.output_dir)
         check_no_foreign(folder)  # for every save_strategy, because a signal makes every run save
+        last, flaws = newest_whole(folder)
         if resume_from_checkpoint is True and last is None:
+            why = "".join(f"; of {name}: {flaw}" for name, flaw in flaws.items())
             raise ValueError(
                 f"resume_from_checkpoint=True, but output_dir={str(folder)!r} has no complete"
-                " checkpoint"
+                f" checkpoint{why}"
             )
         checkpoint = last if resume_from_checkpoint is True else resume_from_checkpoint or None
         self.checkpoint = checkpoint and str(checkpoint)
+        self._pass_over(flaws)
         goes_on_here = (
             self.checkpoint and Path(self.checkpoint).resolve().parent == folder.resolve()
         )
@@ -180,13 +204,39 @@ class Run(TrainerCallback):
         self.settings, self.non_finite_steps = as_written(self._settings()), 0
         if not self.checkpoint:
             return None
-        if changed := changes(read_record(self.checkpoint)["settings"], self.settings):
+        record = read_record(self.checkpoint)
+        if self.checkpoint != last and (flaw := flaw_of(self.checkpoint)):
+            raise ValueError(
+                f"resume_from_checkpoint={self.checkpoint!r} is not whole: {flaw}; name another"
+                " one, or give True, which takes the latest whole one"
+            )
+        if changed := changes(record.settings, self.settings):
             raise ValueError(
                 f"{changed}: a run goes on with its own settings, and {self.checkpoint} was made"
                 " with others; give those, or begin a new run in another output_dir, which can go"
                 " on from a summary: farzi_data=…"
             )
-        return TrainerState.load_from_json(os.path.join(self.checkpoint, TRAINER_STATE_NAME))
+        if others := strangers(self.checkpoint, record):
+            self._say(
+                f"{self.checkpoint} holds what is not of it and is not read: {', '.join(others)}"
+            )
+        state = TrainerState.load_from_json(os.path.join(self.checkpoint, TRAINER_STATE_NAME))
+        best = best_beside(Path(self.checkpoint))
+        state.best_model_checkpoint = best and str(best)
+        return state
+
+    def _pass_over(self, flaws: Mapping[str, str]) -> None:
+        """Says from which later checkpoints the run does not go on, and why."""
+        self._flawed |= flaws.keys()
+        instead = f"{self.checkpoint} is taken" if self.checkpoint else "the run begins anew"
+        for name, flaw in flaws.items():
+            self._say(f"{name} is passed over, {instead}: {flaw}")
+
+    def _say(self, line: str) -> None:
+        """Logs a line in the first process, once."""
+        if line not in self._said and self.trainer.is_world_process_zero():
+            logger.warning("%s.", line)
+        self._said.add(line)
 
     def _settings(self) -> dict[str, Any]:
         trainer, args = self.trainer, self.trainer.args
@@ -219,9 +269,9 @@ class Run(TrainerCallback):
         the log.
         """
         trainer = self.trainer
-        trainer.args.eval_on_start = False  # the log has that evaluation
-        tensors = load_file(self._process_file(self.checkpoint))
-        *self._sums, skipped = tensors.pop("log").tolist()
+        tensors, _ = load_tensors(self._process_file(self.checkpoint))
+        *sums, skipped = tensors.pop("log").tolist()
+        self._log_sums = LogSums(*sums)
         self.non_finite_steps = int(skipped)
         parts: dict[str, dict[str, Tensor]] = {"objective": {}, "rounding": {}}
         for name, x in tensors.items():
@@ -233,15 +283,44 @@ class Run(TrainerCallback):
                 parts["objective"], trainer.learner, trainer.args.device
             )
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Trainer begins the sums of the log anew."""
-        trainer = self.trainer
-        if self.checkpoint:
-            loss, trainer._total_loss_scalar, trainer._globalstep_last_logged = self._sums
-            trainer._tr_loss.fill_(loss)
-        elif self.start:
-            trainer.log(self.start)
+    def begin(self, start: Mapping[str, float]) -> None:
+        """Notes the figures of a new start, which the log has first."""
+        self.start = dict(start)
+
+    def log_start(self) -> None:
+        """Writes the figures of the start into the log, once."""
+        if self.start:
+            self.trainer.log(self.start)
             self.start = {}
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Trainer has begun the sums of its log anew, and knows the best checkpoint by the folder
+        in which it was then.
+        """
+        if self.checkpoint:
+            self.trainer.log_sums = self._log_sums
+            best = best_beside(Path(self.checkpoint))
+            state.best_model_checkpoint = best and str(best)
+        else:
+            self.log_start()
+
+    def skip_step(self, step: int) -> None:
+        """Counts an outer step whose meta-gradient is not finite. Raises FloatingPointError after
+        too many.
+        """
+        self.non_finite_steps += 1
+        limit = self.trainer.args.max_non_finite
+        skipped = self.non_finite_steps
+        logger.warning(
+            "Step %d: the meta-gradient is not finite; skipped (%d so far).", step, skipped
+        )
+        if skipped > limit:
+            raise FloatingPointError(
+                f"{skipped} meta-gradients were not finite, more than max_non_finite={limit}; begin"
+                " a new run in another output_dir, from this summary (farzi_data=trainer.model) or"
+                " anew, with a smaller inner_learning_rate, learning_rate or window, or a larger"
+                " inner_epsilon"
+            )
 
     def on_log(
         self, args: Any, state: TrainerState, control: Any, logs: dict | None = None, **kwargs: Any
@@ -269,10 +348,11 @@ class Run(TrainerCallback):
         """
         if os.path.lexists(folder):
             check_ours(folder)
-            _remove(folder)
+            remove(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self._others = files_of(folder)
-        self._write_record(folder, None)
+        self._flawed.discard(folder.name)
+        self._record = Record(self.settings, others=sorted(files_of(folder) - {RECORD}))
+        self._record.save(folder)
 
     def save_process_state(self, folder: str) -> None:
         """Adds what a resume needs of this process: sums of the log, and the state of the
@@ -281,12 +361,8 @@ class Run(TrainerCallback):
         Afterwards the first process makes the checkpoint complete.
         """
         trainer = self.trainer
-        sums = [
-            float(trainer._tr_loss),
-            trainer._total_loss_scalar,
-            trainer._globalstep_last_logged,
-        ]
-        tensors = {"log": torch.tensor([*sums, self.non_finite_steps], dtype=torch.float64)}
+        log = [*trainer.log_sums, self.non_finite_steps]
+        tensors = {"log": torch.tensor(log, dtype=torch.float64)}
         if isinstance(trainer.objective, ConfigurableObjective):
             tensors |= {
                 f"objective.{name}": x for name, x in trainer.objective.state_dict().items()
@@ -294,25 +370,26 @@ class Run(TrainerCallback):
         tensors |= {
             f"rounding.{name}": x.contiguous() for name, x in trainer.rounding.state_dict().items()
         }
-        replace_file(self._process_file(folder), partial(save_file, tensors))
+        save_tensors(self._process_file(folder), tensors)
         trainer.accelerator.wait_for_everyone()
 
     def _process_file(self, folder: str) -> Path:
         return Path(folder, f"state_of_process_{self.trainer.args.process_index}.safetensors")
 
     def end_checkpoint(self) -> None:
-        """Lists the files of the new checkpoint in its record, and removes old checkpoints."""
+        """Makes the new checkpoint complete, with the checksums of its files in its record, and
+        removes old checkpoints.
+        """
         args, state = self.trainer.args, self.trainer.state
         self.saved_step = state.global_step
-        if args.should_save:
-            folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-            self._write_record(folder, sorted(files_of(folder) - self._others))
-            if self._limit:
-                keep_last(args.output_dir, self._limit, state.best_model_checkpoint)
-
-    def _write_record(self, checkpoint: Path, files: list[str] | None) -> None:
-        text = json_text({"settings": self.settings, "files": files}, indent=1, ensure_ascii=False)
-        replace_file(checkpoint / RECORD, lambda path: path.write_text(text, encoding="utf-8"))
+        if not args.should_save:
+            return
+        folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+        names = files_of(folder) - {RECORD, *self._record.others}
+        replace(self._record, files=checksums(folder, sorted(names))).save(folder)
+        if self._limit:
+            best = state.best_model_checkpoint
+            keep_last(args.output_dir, self._limit, best, state.global_step, self._flawed)
 
 
 def peak_memory(device: torch.device) -> int:
@@ -349,23 +426,6 @@ def without_prediction_bar(progress: type[TrainerCallback]) -> type[TrainerCallb
     return type(progress.__name__, (progress,), own)
 
 
-# -- records ---------------------------------------------------------------------------------------
-
-
-def read_record(checkpoint: str | os.PathLike) -> dict[str, Any]:
-    """The record of a checkpoint: `settings` of the run, and `files`, which is None until the
-    checkpoint is complete. Raises ValueError if there is no record that can be read.
-    """
-    try:
-        found = json.loads((Path(checkpoint) / RECORD).read_text(encoding="utf-8"))
-        return {"settings": dict(found["settings"]), "files": found["files"]}
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(
-            f"resume_from_checkpoint={str(checkpoint)!r} has no readable {RECORD} ({error}): name a"
-            " checkpoint of a FarziTrainer"
-        ) from None
-
-
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], inside: str = "") -> str:
     """The settings that differ, as text: "seed 3 → 4, learner.n_head 2 → 1"; empty where none does.
 
@@ -380,119 +440,6 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], inside: str = "")
         elif old != new:
             found.append(f"{inside}{name} {old!s:.60} → {new!s:.60}")
     return ", ".join(filter(None, found))
-
-
-# -- folders ---------------------------------------------------------------------------------------
-
-
-def last_checkpoint(folder: str | os.PathLike) -> str | None:
-    """The latest complete checkpoint of ours in an output folder, None if there is none.
-
-    transformers' `get_last_checkpoint` does not do: it returns the latest folder even if it is
-    incomplete or somebody else's. A process that is killed while it writes a checkpoint leaves one
-    without the trainer's state, which is written last.
-    """
-    complete = [path for path in _named(folder) if is_ours(path) and is_complete(path)]
-    return str(complete[-1]) if complete else None
-
-
-def check_no_foreign(folder: str | os.PathLike) -> None:
-    """Raises ValueError if something in `folder` has a checkpoint's name but was not written by
-    this library.
-    """
-    for path in _named(folder):
-        check_ours(path)
-
-
-def discard_checkpoints(folder: str | os.PathLike) -> list[str]:
-    """Removes our checkpoints from an output folder, complete or not, and returns their names.
-    Everything else stays.
-    """
-    found = [path for path in _named(folder) if is_ours(path)]
-    for path in found:
-        _remove(path)
-    return [path.name for path in found]
-
-
-def keep_last(folder: str | os.PathLike, limit: int, best: str | None) -> None:
-    """Removes all but the `limit` latest of our checkpoints. `best` is one of those
-    that are kept.
-    """
-    ours = [path for path in _named(folder) if is_ours(path)]
-    latest_first = [path for path in ours[::-1] if is_complete(path)]
-    best_first = sorted(
-        latest_first, key=lambda path: best is None or path.resolve() != Path(best).resolve()
-    )
-    for path in ours:
-        if path not in {*latest_first[:1], *best_first[:limit]}:
-            _remove(path)
-
-
-def _named(folder: str | os.PathLike) -> list[Path]:
-    """Everything with the name of a checkpoint, sorted by step."""
-    found = [path for path in Path(folder).glob("*") if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.name.rsplit("-", 1)[1]))
-
-
-def is_ours(path: Path) -> bool:
-    """Whether it has a record. A process that is killed before the record is there leaves a folder
-    without any file of others.
-    """
-    if path.is_symlink() or not path.is_dir():
-        return False
-    return (path / RECORD).is_file() or all(
-        _UNFINISHED.fullmatch(inside.name) for inside in path.iterdir()
-    )
-
-
-def check_ours(path: Path) -> None:
-    """Raises ValueError if something with the name of a checkpoint was not written by
-    this library.
-    """
-    if not is_ours(path):
-        raise ValueError(
-            f"output_dir={str(path.parent)!r} holds {path.name}, which no FarziTrainer has written:"
-            " choose another output_dir, or move it away"
-        )
-
-
-def is_complete(checkpoint: Path) -> bool:
-    """Whether the trainer's state exists and is whole."""
-    with suppress(OSError, ValueError):
-        json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
-        return True
-    return False
-
-
-def files_of(folder: Path) -> set[str]:
-    """The names of the files in a folder. A link counts as a file."""
-    return {path.name for path in folder.iterdir() if path.is_symlink() or not path.is_dir()}
-
-
-def _remove(checkpoint: Path) -> None:
-    """Removes the files of a checkpoint. Files and folders of others stay, and with them the
-    record, which says that the folder is ours.
-
-    The record is removed last: an interrupted removal leaves an incomplete checkpoint of ours.
-    """
-    ours = files_of(checkpoint) - {RECORD}
-    with suppress(ValueError):  # there is no record yet
-        if (known := read_record(checkpoint)["files"]) is not None:
-            ours &= set(known)
-    for name in sorted(
-        ours, key=lambda name: name != TRAINER_STATE_NAME
-    ):  # without the state it is incomplete
-        (checkpoint / name).unlink()
-    others = sorted(path.name for path in checkpoint.iterdir() if path.name != RECORD)
-    if not others:
-        (checkpoint / RECORD).unlink(missing_ok=True)
-        checkpoint.rmdir()
-    elif ours:  # once
-        logger.warning(
-            "%s holds files that are not of the checkpoint and stay: %s.",
-            checkpoint,
-            ", ".join(others),
-        )
 
 
 def locked(args: TrainingArguments) -> AbstractContextManager[None]:

@@ -18,23 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from farzi_hf.common.files import replace_file
 from farzi_hf.common.settings import setting
+from farzi_hf.common.tensors import load_tensors, save_tensors
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.processes import broadcast, shared
 from farzi_hf.distillation.rows import RealData, real_loss, train_on, validation_loss
 from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSoap, TrainingState
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.inner_settings import lr_schedule
-from farzi_hf.summary.teacher import LinearHead, factors_of_rank
+from farzi_hf.summary.teacher import LinearHead
 
 TEACHER_OPTIMIZERS: dict[str, Callable[..., InnerOptimizer]] = {
     "adam": partial(InnerAdam, betas=(0.5, 0.999), eps=1e-4),
@@ -210,33 +207,31 @@ class TeacherTraining:
 
     def _keep(self, state: TrainingState, best: TrainingState, numbers: Sequence[float]) -> None:
         numbers = torch.tensor([best.step, *numbers], dtype=torch.float64)
-        replace_file(
-            self.kept,
-            partial(
-                save_file,
-                {**state.to_tensors("now"), **best.to_tensors("best"), "numbers": numbers},
-            ),
-        )
+        tensors = {**state.to_tensors("now"), **best.to_tensors("best"), "numbers": numbers}
+        save_tensors(self.kept, {name: x.cpu().contiguous() for name, x in tensors.items()})
 
     def _going_on(
         self, start: Parameters
     ) -> tuple[TrainingState, TrainingState, tuple[float, ...]]:
         """What `_keep` has written."""
         try:
-            tensors = load_file(self.kept)
+            tensors, _ = load_tensors(self.kept)
             best, step, steps, held, *others = tensors["numbers"].tolist()
             now = TrainingState.of_tensors("now", tensors, start, self.optimizer, int(step))
             best = TrainingState.of_tensors("best", tensors, start, self.optimizer, int(best))
             return now, best, (int(step), int(steps), int(held), *others)
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (KeyError, ValueError) as error:
             raise ValueError(
-                f"{str(self.kept)!r} holds no training that can go on ({error!r}); remove it"
+                f"{str(self.kept)!r} holds no training that can go on ({error}); remove it, and the"
+                " training begins again"
             ) from None
 
 
 def seconds_of(kept: Path) -> float:
-    """How long the training whose state is in this file has taken; 0 if there is none."""
-    return float(load_file(kept)["numbers"][-1]) if kept.exists() else 0.0
+    """How long the training whose state is in this file has taken; 0 if there is none. Raises
+    ValueError if the file is damaged.
+    """
+    return float(load_tensors(kept)[0]["numbers"][-1]) if kept.exists() else 0.0
 
 
 @dataclass(frozen=True)
@@ -358,15 +353,7 @@ def label(farzi: FarziData, teachers: Sequence[Teacher]) -> None:
     factors = [_factors(farzi, teacher) for teacher in teachers]
     states = torch.cat([states / len(teachers) for states, _ in factors], dim=1)
     weight = torch.cat([weight for _, weight in factors])
-    latents, decoder = factors_of_rank(states, weight, min(farzi.config.label_dim, len(weight)))
-    missing = farzi.config.label_dim - len(decoder)
-    farzi.label_latents.copy_(nn.functional.pad(latents, (0, missing)).view_as(farzi.label_latents))
-    # Dimensions to spare: their latents are 0, so labels stay; their decoder is not, so that
-    # latents have a gradient.
-    spare = torch.randn(missing, decoder.shape[1], generator=torch.Generator().manual_seed(0)).to(
-        decoder
-    )
-    farzi.label_decoder.copy_(torch.cat([decoder, spare * farzi.config.latent_std]))
+    farzi.forms.labels.begin_at(farzi.tensors, states, weight)
 
 
 def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:
@@ -379,7 +366,7 @@ def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:
         )
     head, states = linear_head(learner), []
     for first in range(0, farzi.config.num_sequences, _CHUNK):
-        inputs, _ = batch_of(farzi.tensors, slice(first, first + _CHUNK), farzi.config.tau)
+        inputs = farzi.forms.inputs.batch(farzi.tensors, slice(first, first + _CHUNK))
         states.append(learner.states(params, learner.arguments(params, inputs)).flatten(0, 1))
     return head.factors(torch.cat(states), params)
 

@@ -8,19 +8,22 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from datasets import Dataset, IterableDataset
 from huggingface_hub.errors import HTTPError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedConfig, PreTrainedModel, Trainer
+from transformers import PreTrainedConfig, PreTrainedModel, Trainer, TrainerState
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
+from farzi_hf.common.files import names_full_disk
+from farzi_hf.common.settings import changed
 from farzi_hf.data.seeds import Purpose, derive, seeded
 from farzi_hf.data.sequences import id_bits, stored_sequences
 from farzi_hf.data.streams import RowStream
@@ -32,10 +35,16 @@ from farzi_hf.distillation.objectives import Objective
 from farzi_hf.distillation.packing import Rounding
 from farzi_hf.distillation.processes import largest
 from farzi_hf.distillation.rows import RealData, RealRows, run_check
-from farzi_hf.distillation.run import Run, peak_memory, without_prediction_bar
+from farzi_hf.distillation.run import (
+    START_SECONDS,
+    LogSums,
+    Run,
+    peak_memory,
+    without_prediction_bar,
+)
 from farzi_hf.distillation.teacher import GivenTeachers, Labelling, UntrainedTeachers, linear_head
 from farzi_hf.engine import ReplayError
-from farzi_hf.summary import FarziData
+from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.summary.forms import LABELS, Tensors
 from farzi_hf.summary.soft_tokens import shifted_cross_entropy
 from farzi_hf.summary.store import hub
@@ -46,7 +55,32 @@ from farzi_hf.tasks import LanguageModeling, Task
 
 logger = logging.getLogger(__name__)
 
+_OF_EVERY_ENTRY = ("epoch", "step")
+"""What Trainer adds to each entry of the log."""
 _SPEED = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
+
+
+LearnerInit = Callable[[], PreTrainedModel] | PreTrainedConfig | PreTrainedModel
+"""What makes a learner, see `farzi_hf.Learner`."""
+
+
+class MicroStep(NamedTuple):
+    """A micro-batch of this process."""
+
+    step: int
+    """The global step that it belongs to."""
+    number: int
+    """Its place among those of that step, from 0 on."""
+
+
+@dataclass
+class Pace:
+    """How long outer steps have taken since the last entry of the log."""
+
+    seconds: float = 0.0
+    """Of losses and meta-gradients."""
+    steps: int = 0
+    """Outer steps."""
 
 
 class FarziTrainer(Trainer):
@@ -68,8 +102,9 @@ class FarziTrainer(Trainer):
     in nats per token, by which they stop early.
 
     Args:
-        learner_init: the learner: a function that returns a freshly initialised model, a config, or
+        model_init: the learner: a function that returns a freshly initialised model, a config, or
             a model (only its class and config are used, not its weights). See `farzi_hf.Learner`.
+            `learner_init` is the same, under the name that it has in the paper's terms.
         args: a `FarziConfig`.
         train_dataset: a `datasets.Dataset` with `input_ids`: lists of token ids with BOS and EOS,
             or of items; or with `text`, of which the tokenizer makes them. Or an `IterableDataset`,
@@ -100,8 +135,8 @@ class FarziTrainer(Trainer):
 
     def __init__(
         self,
-        learner_init: Callable[[], PreTrainedModel] | PreTrainedConfig | PreTrainedModel,
-        args: FarziConfig,
+        model_init: LearnerInit | None = None,
+        args: FarziConfig | None = None,
         train_dataset: Dataset | IterableDataset | None = None,
         eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
         processing_class: Any = None,
@@ -110,8 +145,17 @@ class FarziTrainer(Trainer):
         objective: Objective | None = None,
         task: Task | None = None,
         teacher: GivenTeachers | UntrainedTeachers | None = None,
+        learner_init: LearnerInit | None = None,
         **kwargs: Any,
     ) -> None:
+        if (model_init is None) == (learner_init is None):
+            given = "neither of model_init and learner_init is"
+            if model_init is not None:
+                given = "both of model_init and learner_init are"
+            raise TypeError(
+                f"{given} given: one of them makes the learner;"
+                " give a function that returns a model, or a config"
+            )
         if not isinstance(args, FarziConfig):
             raise TypeError(
                 f"args is {type(args).__name__}; give a FarziConfig, for instance"
@@ -127,14 +171,18 @@ class FarziTrainer(Trainer):
                 f"task is {type(task).__name__}; give a task, such as LanguageModeling(tokenizer)"
             )
         self.task = task or LanguageModeling(processing_class)
-        self.learner = Learner(learner_init, checkpoint_layers=args.checkpoint_layers)
+        self.learner = Learner(
+            learner_init if model_init is None else model_init,
+            checkpoint_layers=args.checkpoint_layers,
+        )
         self.labelling = Labelling.by(teacher, self.learner)
-        if args.labels == "teacher" and self.labelling != self.labelling.first:
+        if LABELS[args.labels].carries_teacher and self.labelling != self.labelling.first:
             raise ValueError(
                 "teacher has several models, labels='teacher' has one: give the best, or"
                 " labels='own', their mean"
             )
-        if (limit := self.learner.readable(args.sequence_length)) < args.sequence_length:
+        limit = self.learner.readable(args.sequence_length)
+        if limit < args.sequence_length:
             raise ValueError(
                 f"sequence_length={args.sequence_length}, the learner reads {limit} positions:"
                 " lower it"
@@ -145,30 +193,27 @@ class FarziTrainer(Trainer):
         """What was given, before it is cut into rows."""
         train_dataset = self._real_rows.training(train_dataset, args)
         summary = self._summary(args, farzi_data, train_dataset)
-        without_steps = isinstance(train_dataset, RowStream) and args.max_steps == 0
-        args.max_steps += without_steps  # Trainer would refuse a stream that is read for no step
-        super().__init__(
-            model=summary,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=self._real_rows.evaluation(eval_dataset),
-            # A list of item names is saved with the summary. A checkpoint could not save it.
-            processing_class=(
-                summary.processing_class
-                if hasattr(summary.processing_class, "save_pretrained")
-                else None
-            ),
-            data_collator=collator,
-            **{
-                "compute_metrics": self.task.compute_metrics,
-                "preprocess_logits_for_metrics": self.task.preprocess_logits_for_metrics,
-                **kwargs,
-            },
-        )
-        args.max_steps -= without_steps
+        of_task = {
+            "compute_metrics": self.task.compute_metrics,
+            "preprocess_logits_for_metrics": self.task.preprocess_logits_for_metrics,
+        }
+        # A list of item names is saved with the summary. A checkpoint could not save it.
+        named = hasattr(summary.processing_class, "save_pretrained")
+        # Trainer refuses a stream that is read for no step.
+        unread_stream = isinstance(train_dataset, RowStream) and args.max_steps == 0
+        with changed(args, max_steps=1 if unread_stream else args.max_steps):
+            super().__init__(
+                model=summary,
+                args=args,
+                train_dataset=train_dataset,
+                eval_dataset=self._real_rows.evaluation(eval_dataset),
+                processing_class=summary.processing_class if named else None,
+                data_collator=collator,
+                **{**of_task, **kwargs},
+            )
         self.label_names = self.args.label_names or list(self.task.label_names)
         self.learner.to(self.args.device)
-        self.training = args.make_training().reading(self.model)
+        self.training = args.make_training(self.model.forms)
         self.rounding = Rounding()
         if objective is not None and args.objective != args.settings["objective"].default:
             raise ValueError(
@@ -180,21 +225,16 @@ class FarziTrainer(Trainer):
         )
         # A recipe cannot hold an object, so it holds the name of the class. FarziConfig refuses
         # such a recipe.
-        self.own_objective = (
-            {"objective": type(objective).__name__} if objective is not None else {}
-        )
+        is_own = objective is not None
+        self.own_objective = {"objective": type(objective).__name__} if is_own else {}
         # Each micro-batch has its own learner, and its loss is a mean over that micro-batch alone.
         self.model_accepts_loss_kwargs = False
         self._student: Parameters | None = None
         self._own_optimizer = self.optimizer is None
-        self._evaluations: dict[
-            str, dict[str, float]
-        ] = {}  # metrics, by the fingerprint of the summary
-        self._memory: tuple[str, dict[str, Any]] = (
-            "",
-            {},
-        )  # the same of what a carried teacher gives away
-        self._micro_step, self._seconds, self._steps = (-1, 0), 0.0, 0
+        # Both by the fingerprint of the summary: its metrics, and what a carried teacher gives away.
+        self._evaluations: dict[str, dict[str, float]] = {}
+        self._memory: dict[str, dict[str, Any]] = {}
+        self._begin_steps()
         self.run = Run(self)
         self.add_callback(self.run)
         if not args.disable_tqdm:
@@ -205,37 +245,49 @@ class FarziTrainer(Trainer):
         self, args: FarziConfig, farzi_data: FarziData | None, rows: Dataset | RowStream | None
     ) -> FarziData:
         """The summary to train: the one that is given, or a new one at its start."""
-        own, kinds, given = args.labels == "own", self.labelling.kinds, self.labelling.given
-        label_dim = (
-            linear_head(kinds[0] if given is None else Learner(given[0])).width if own else None
-        )
-        teacher = (
-            farzi_data.config.teacher
-            if farzi_data is not None
-            else plain_config(self.labelling.model.config)
-        )
-        config = args.summary_config(self.learner.vocab_size, label_dim, teacher)
-        self._open_start = None
-        if farzi_data is not None:
+        form = LABELS[args.labels]
+        config = self._summary_config(args, farzi_data)
+        self._open_start: str | None = None
+        """The fingerprint of a start that teachers have to complete."""
+        if farzi_data is None:
+            summary = FarziData(config)
+            if form.carries_teacher:
+                self._check_teacher(summary)
+        else:
             farzi_data.config.check_equal(config)
-        summary = farzi_data or FarziData(config)
-        if farzi_data is None and args.labels == "teacher":
-            some = torch.arange(args.sequence_length)[None] % config.vocab_size
-            check_made_again(
-                self.labelling.model,
-                summary.teacher,
-                some,
-                "teacher",
-                "give a plain one, or labels='own'",
-            )
-        if (
-            self.task.processing_class is not None
-        ):  # an error should come now, not when the summary is saved
+            summary = farzi_data
+        if self.task.processing_class is not None:  # an error should come before the training
             summary.adopt_processing_class(self.task.processing_class, "processing_class")
         if farzi_data is None and rows is not None:
             args.make_start()(summary, rows, args.seed)
-            self._open_start = summary.fingerprint() if LABELS[args.labels].by_teachers else None
+            if form.by_teachers:
+                self._open_start = summary.fingerprint()
         return summary
+
+    def _summary_config(self, args: FarziConfig, farzi_data: FarziData | None) -> FarziDataConfig:
+        """The config of the summary that the settings ask for."""
+        label_dim = None
+        if "label_dim" in LABELS[args.labels].fields:  # by default as wide as a teacher's head
+            given = self.labelling.given
+            of_labels = self.labelling.kinds[0] if given is None else Learner(given[0])
+            label_dim = linear_head(of_labels).width
+        if farzi_data is None:
+            teacher = plain_config(self.labelling.model.config)
+        else:
+            teacher = farzi_data.config.teacher
+        return args.summary_config(self.learner.vocab_size, label_dim, teacher)
+
+    def _check_teacher(self, summary: FarziData) -> None:
+        """Raises ValueError unless the teacher can be made again of the config in the summary."""
+        config = summary.config
+        ids = torch.arange(config.sequence_length)[None] % config.vocab_size
+        remedy = "give a plain one, or labels='own'"
+        check_made_again(self.labelling.model, summary.teacher, ids, "teacher", remedy)
+
+    def _begin_steps(self) -> None:
+        """No micro-batch was read, and no step is timed."""
+        self._micro_step = MicroStep(-1, 0)
+        self._pace = Pace()
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -273,24 +325,11 @@ class FarziTrainer(Trainer):
             else:
                 self.run.restore()
             self.rounding.start(self.model, self.args.storage)
-            self._micro_step, self._seconds, self._steps = (-1, 0), 0.0, 0
+            self._begin_steps()
             self.model.config.inner = self.args.inner_settings()
             if self._own_optimizer:
                 self.optimizer = None  # its moments are those of an earlier training
-            if (
-                state is not None and state.global_step >= state.max_steps
-            ):  # Trainer would take one more step
-                best = state.best_model_checkpoint if self.args.load_best_model_at_end else None
-                self._load_from_checkpoint(best or self.run.checkpoint)
-                self.state, output = state, TrainOutput(state.global_step, math.nan, {})
-            elif (
-                self.args.max_steps == 0
-            ):  # the summary stays at its start; Trainer would take one step
-                if self.run.start:  # nothing where the summary was given
-                    self.log(self.run.start)
-                output = TrainOutput(0, math.nan, {})
-            else:
-                output = super().train(self.run.checkpoint, **kwargs)
+            output = self._outer_steps(state, **kwargs)
         self.rounding.finish(self.model)
         self.model.store_as(self.args.storage)
         self._warn_of_size()
@@ -307,17 +346,34 @@ class FarziTrainer(Trainer):
                 )
         return output._replace(training_loss=output.metrics.get("train_loss", output.training_loss))
 
+    def _outer_steps(self, state: TrainerState | None, **kwargs: Any) -> TrainOutput:
+        """The outer steps that are left after `state`, the one of a checkpoint; all without one."""
+        is_over = state is not None and state.global_step >= state.max_steps
+        if is_over:  # Trainer would take one more step
+            best = state.best_model_checkpoint if self.args.load_best_model_at_end else None
+            self._load_from_checkpoint(best or self.run.checkpoint)
+            self.state = state
+            return TrainOutput(state.global_step, math.nan, {})
+        if self.args.max_steps == 0:  # the summary stays at its start; Trainer would take one step
+            self.run.log_start()  # nothing where the summary was given
+            return TrainOutput(0, math.nan, {})
+        # The log of a run that goes on has the evaluation of its start.
+        evaluates = self.args.eval_on_start and state is None
+        with changed(self.args, eval_on_start=evaluates):
+            return super().train(self.run.checkpoint, **kwargs)
+
     def _warn_of_size(self) -> None:
-        if isinstance(self.train_dataset, Dataset):
-            bits = len(stored_sequences(self.train_dataset)[0]) * id_bits(self.learner.vocab_size)
-            if (ours := self.model.nbytes) > bits / 8:
-                sizes = (
-                    f"The summary has {ours:,} bytes, more than the {bits // 8:,} of the ids in"
-                    " train_dataset"
-                )
-                logger.warning(
-                    "%s: keep those, or make the teacher narrower, or num_sequences fewer.", sizes
-                )
+        if not isinstance(self.train_dataset, Dataset):
+            return
+        count = len(stored_sequences(self.train_dataset)[0])
+        data_bytes = count * id_bits(self.learner.vocab_size) / 8
+        if self.model.nbytes > data_bytes:
+            logger.warning(
+                "The summary has %s bytes, more than the %s of the ids in train_dataset: keep"
+                " those, or make the teacher narrower, or num_sequences fewer.",
+                f"{self.model.nbytes:,}",
+                f"{math.floor(data_bytes):,}",
+            )
 
     def tune_initialization(self) -> None:
         """Completes the start of a new summary with labels of its own: teachers label its inputs.
@@ -326,13 +382,13 @@ class FarziTrainer(Trainer):
         `train()` calls this first. Call it to look at the start before the training. A teacher
         trains on the real data, unless one was given.
         """
-        if (
-            self._open_start is None or self._open_start != self.model.fingerprint()
-        ):  # complete, or changed by someone
+        is_complete = self._open_start is None
+        if is_complete or self._open_start != self.model.fingerprint():  # somebody has changed it
             return
         started = time.perf_counter()
-        found = self.labelling(self.model, self.real_data, self.args)
-        self.run.start = {"start_seconds": round(time.perf_counter() - started, 2), **found}
+        of_teacher = self.labelling(self.model, self.real_data, self.args)
+        seconds = round(time.perf_counter() - started, 2)
+        self.run.begin({START_SECONDS: seconds, **of_teacher})
         self._open_start = None
 
     # -- outer step --------------------------------------------------------------------------------
@@ -346,15 +402,12 @@ class FarziTrainer(Trainer):
         def outer_loss(tensors: Tensors) -> Tensor:
             try:
                 return self.objective(self.learner, self.rounding(tensors), inputs, seed)
-            except (
-                OverflowError
-            ) as error:  # a learner diverged so far that the adjoint has no room for it
+            except OverflowError as error:  # the adjoint has no room for a learner so far away
                 logger.warning("Step %d: the learner diverged: %s.", self.state.global_step, error)
                 return math.nan * sum(x.sum() for x in tensors.values())
 
-        return model(
-            functional=outer_loss
-        )  # its forward makes this an ordinary step for DistributedDataParallel
+        # Through forward, this is an ordinary step for DistributedDataParallel.
+        return model(functional=outer_loss)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """One micro-batch. A meta-gradient without a finite norm is dropped and does not change the
@@ -381,49 +434,46 @@ class FarziTrainer(Trainer):
             # As clipping computes it: infinite for entries that are large but finite, which
             # clipping would set to zero.
             if norms and not torch.isfinite(torch.stack(norms).norm()):
-                self._skip_step()
-            self._steps += 1
-        self._seconds += time.perf_counter() - started
+                self.model.zero_grad()  # the optimizer then leaves latents and decoder as they are
+                self.run.skip_step(self.state.global_step)
+            self._pace.steps += 1
+        self._pace.seconds += time.perf_counter() - started
         return loss
-
-    def _skip_step(self) -> None:
-        self.model.zero_grad()  # the optimizer then leaves latents and decoder as they are
-        self.run.non_finite_steps += 1
-        skipped, limit = self.run.non_finite_steps, self.args.max_non_finite
-        step = self.state.global_step
-        logger.warning(
-            "Step %d: the meta-gradient is not finite; skipped (%d so far).", step, skipped
-        )
-        if skipped > limit:
-            raise FloatingPointError(
-                f"{skipped} meta-gradients were not finite, more than max_non_finite={limit}; begin"
-                " a new run in another output_dir, from this summary (farzi_data=trainer.model) or"
-                " anew, with a smaller inner_learning_rate, learning_rate or window, or a larger"
-                " inner_epsilon"
-            )
 
     def _learner_seed(self) -> int:
         """The seed of this micro-batch's learner: a function of seed, global step and the
         micro-batch's number over all processes.
         """
-        last, micro = self._micro_step
-        self._micro_step = step, micro = (
-            self.state.global_step,
-            micro + 1 if last == self.state.global_step else 0,
-        )
-        position = micro * self.args.world_size + self.args.process_index
+        step = self.state.global_step
+        last = self._micro_step
+        number = last.number + 1 if last.step == step else 0
+        self._micro_step = MicroStep(step, number)
+        position = number * self.args.world_size + self.args.process_index
         return derive(self.args.seed, Purpose.OUTER_STEP, step, position)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs["loss"] = logs["loss"] or math.nan  # Trainer's sum is 0 where no loss was finite
             logs["non_finite_steps"] = self.run.non_finite_steps
-            logs["seconds_per_step"] = self._seconds / max(1, self._steps)
+            logs["seconds_per_step"] = self._pace.seconds / max(1, self._pace.steps)
             logs["peak_memory_gib"] = peak_memory(self.args.device) / 2**30
-            self._seconds, self._steps = 0.0, 0
+            self._pace = Pace()
         if "train_loss" in logs:  # of all steps, also of those before a resume
             logs["train_loss"] = self._total_loss_scalar / max(1, self.state.global_step)
         super().log(logs, start_time)
+
+    @property
+    def log_sums(self) -> LogSums:
+        """From what the losses of the log are made. A run that goes on sets them."""
+        return LogSums(
+            float(self._tr_loss), self._total_loss_scalar, float(self._globalstep_last_logged)
+        )
+
+    @log_sums.setter
+    def log_sums(self, sums: LogSums) -> None:
+        self._tr_loss.fill_(sums.loss)
+        self._total_loss_scalar = sums.total_loss
+        self._globalstep_last_logged = sums.logged_step
 
     # -- evaluation --------------------------------------------------------------------------------
 
@@ -455,10 +505,10 @@ class FarziTrainer(Trainer):
         """How the first teacher was trained: the figures of the log's entry with
         `start_seconds`.
         """
-        figures = (
-            item for entry in (*self.state.log_history, self.run.start) for item in entry.items()
-        )
-        return {name: value for name, value in figures if name.startswith(("teacher_", "packing_"))}
+        entries = (*self.state.log_history, self.run.start)
+        of_start = next((entry for entry in entries if START_SECONDS in entry), {})
+        others = (START_SECONDS, *_OF_EVERY_ENTRY)
+        return {name: value for name, value in of_start.items() if name not in others}
 
     @property
     def students(self) -> Students:
@@ -492,9 +542,8 @@ class FarziTrainer(Trainer):
             there are several sets, a set's metrics are called `eval_NAME_…`.
         """
         count = self.args.eval_students
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # a data loader draws a random number; training must not depend on it
+        # A data loader draws a random number, on which training must not depend.
+        with torch.random.fork_rng(devices=[]):
             rows = self._real_rows.evaluated(eval_dataset, self.eval_dataset)
             # Trainer keeps loaders with persistent workers, but it keeps one for all data sets
             # given here; not those for tests.
@@ -505,8 +554,8 @@ class FarziTrainer(Trainer):
             metrics = self.students.evaluated(count, partial(self._measured, loaders))
         metrics[f"{metric_key_prefix}_students"] = count
         self.log(metrics)
-        known = self._evaluations.setdefault(self.model.fingerprint(), {})
-        known |= {**metrics, "step": self.state.global_step}
+        of_summary = self._evaluations.setdefault(self.model.fingerprint(), {})
+        of_summary |= {**metrics, "step": self.state.global_step}
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
         )
@@ -518,17 +567,17 @@ class FarziTrainer(Trainer):
         """
         if self.model.carried is None or self.train_dataset is None or self.held_out is None:
             return {}
-        if self._memory[0] != (now := self.model.fingerprint()):
-            self._memory = (
-                now,
-                memory_of(self.model, self.train_dataset, self.held_out, self.args.seed),
-            )
-        return dict(self._memory[1])
+        fingerprint = self.model.fingerprint()
+        if fingerprint not in self._memory:
+            facts = memory_of(self.model, self.train_dataset, self.held_out, self.args.seed)
+            self._memory = {fingerprint: facts}
+        return dict(self._memory[fingerprint])
 
     def _measured(
         self, loaders: Mapping[str, DataLoader], index: int, student: Parameters
     ) -> dict[str, float]:
-        self._student, metrics = student, {}
+        self._student = student
+        metrics: dict[str, float] = {}
         only_loss = True if self.compute_metrics is None else None
         for prefix, loader in loaders.items():
             metrics |= self.evaluation_loop(
@@ -548,11 +597,8 @@ class FarziTrainer(Trainer):
         """As in `Trainer`, but `dataloader_drop_last` is for training alone: an evaluation is of
         all rows.
         """
-        drop_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
-        try:
+        with changed(self.args, dataloader_drop_last=False):
             return super().get_test_dataloader(test_dataset)
-        finally:
-            self.args.dataloader_drop_last = drop_last
 
     def prediction_step(
         self,
@@ -575,11 +621,8 @@ class FarziTrainer(Trainer):
             loss, count = shifted_cross_entropy(logits, inputs["labels"])
         references = tuple(inputs[name] for name in self.label_names)
         references = references[0] if len(references) == 1 else references
-        return (
-            (loss / count, None, None)
-            if prediction_loss_only
-            else (loss / count, logits, references)
-        )
+        mean = loss / count
+        return (mean, None, None) if prediction_loss_only else (mean, logits, references)
 
     def _set_signature_columns_if_needed(self) -> None:
         if self._signature_columns is None:  # the columns of the learner, not of FarziData.forward
@@ -607,8 +650,9 @@ class FarziTrainer(Trainer):
             self.run.end(number, f"the run is saved in {folder} and can be resumed from there")
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
-        self.run.end_checkpoint()
+        with names_full_disk(Path(self.args.output_dir)):
+            super()._save_checkpoint(model, trial)
+            self.run.end_checkpoint()
 
     def _save_rng_state(self, output_dir: str) -> None:
         """As in Trainer, and what else a resume needs of this process: the state of the objective,
@@ -644,19 +688,17 @@ class FarziTrainer(Trainer):
         After load_best_model_at_end, or where storage rounds, the last evaluation is of other
         tensors, and does not count.
         """
-        known = self.model.results
+        earlier = self.model.results
         evaluation = self._evaluations.get(fingerprint(self.model.contents().tensors), {})
-        # The trainer knows the rows, but not where they come from. The command line adds the name.
-        learner = self.learner.model.config.to_diff_dict()
+        metrics = {**earlier.metrics, **evaluation, **self.taught, **self.memory()}
         recipe = {
+            # The trainer knows the rows, but not where they come from. The command line adds it.
             "dataset": None,
-            "learner": learner,
+            "learner": self.learner.model.config.to_diff_dict(),
             **self.args.to_recipe(),
             **self.own_objective,
         }
-        metrics = {**known.metrics, **evaluation, **self.taught}
-        metrics |= self.memory()
-        return {"metrics": metrics, "recipe": known.recipe or recipe}
+        return {"metrics": metrics, "recipe": earlier.recipe or recipe}
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Creates the *dataset* repository `args.hub_model_id`, if it does not exist. By default it
@@ -666,11 +708,13 @@ class FarziTrainer(Trainer):
         fails before the training. The end of `train()` and `save_model()` push, with every
         `hub_strategy`: checkpoints stay on this machine.
         """
-        if self.is_world_process_zero():
-            args, token = self.args, token or self.args.hub_token
-            name = args.hub_model_id or Path(args.output_dir).absolute().name
-            private = args.hub_private_repo if private is None else private
-            self.hub_model_id = hub.create_repository(name, private, args.hub_revision, token)
+        if not self.is_world_process_zero():
+            return
+        args = self.args
+        name = args.hub_model_id or Path(args.output_dir).absolute().name
+        private = args.hub_private_repo if private is None else private
+        token = token or args.hub_token
+        self.hub_model_id = hub.create_repository(name, private, args.hub_revision, token)
 
     def push_to_hub(
         self, repo_id: str | None = None, private: bool | None = None, **kwargs: Any
@@ -689,9 +733,8 @@ class FarziTrainer(Trainer):
                 "repo_id and args.hub_model_id are both None; give a repository's name,"
                 " 'user/farzi-…'"
             )
-        private = self.args.hub_private_repo if private is None else private
         settings = {
-            "private": private,
+            "private": self.args.hub_private_repo if private is None else private,
             "token": self.args.hub_token,
             "revision": self.args.hub_revision,
             **kwargs,

@@ -5,7 +5,7 @@ A folder of trajectories holds `manifest.json`, with the settings of the recordi
 `trajectory-NNNNN.safetensors` per trajectory. Such a file holds every parameter, but no constants
 that all learners share, with an axis of checkpoints in front; the first checkpoint is the random
 initialisation. A recording that was interrupted can go on. A reader loads only the checkpoint that
-it needs.
+it needs. Manifest and files have checksums.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,12 @@ from typing import Any
 import torch
 from datasets import Dataset, IterableDataset
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from farzi_hf.common.files import replace_file
+from farzi_hf.common.files import load_record, save_record
 from farzi_hf.common.settings import setting
-from farzi_hf.common.text import as_written, json_text
+from farzi_hf.common.tensors import check_tensors, save_tensors
+from farzi_hf.common.text import as_written
 from farzi_hf.data.seeds import Purpose, check_seed, derive, stream
 from farzi_hf.data.streams import RowStream, described
 from farzi_hf.distillation.learner import Learner, Parameters
@@ -130,7 +129,7 @@ def record_trajectories(
             learner.without_shared(x) for x in chain([start], (state.params for state in trained))
         ]
         shard = {name: torch.stack([x[name].cpu() for x in checkpoints]) for name in checkpoints[0]}
-        replace_file(_shard(folder, i), partial(save_file, shard))
+        save_tensors(_shard(folder, i), shard)
         logger.info("%s: trajectory %d of %d.", folder, i, num)
 
     def record_missing() -> None:
@@ -148,8 +147,7 @@ def record_trajectories(
 def _adopt_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """Writes the manifest into a new folder. An old folder must have the same manifest already."""
     if not (folder / MANIFEST).exists():
-        text = json_text(manifest, indent=1, ensure_ascii=False)
-        replace_file(folder / MANIFEST, lambda new: new.write_text(text, encoding="utf-8"))
+        save_record(folder / MANIFEST, manifest)
     before = _read_manifest(folder)
     for name, value in as_written(manifest).items():
         if before.get(name) != value:
@@ -184,8 +182,8 @@ def _model_facts(learner: Learner) -> dict[str, Any]:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
-        return as_written(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+        return load_record(folder / MANIFEST)
+    except ValueError as error:
         raise ValueError(
             f"folder={str(folder)!r} has no readable {MANIFEST} ({error}); record them anew"
         ) from None
@@ -220,6 +218,7 @@ class TrajectoryBank:
                 " record them"
             )
         self.steps, self.save_every = self.manifest["steps"], self.manifest["save_every"]
+        self._checked: set[int] = set()  # trajectories that are whole
 
     def __len__(self) -> int:
         """|Ω|."""
@@ -248,12 +247,26 @@ class TrajectoryBank:
     def checkpoint(
         self, trajectory: int, step: int, device: torch.device | str | None = None
     ) -> Parameters:
-        """θ of one trajectory after `step` steps. Only this part of the file is read."""
+        """θ of one trajectory after `step` steps. Only this part of the file is read, but the first
+        time all of it, one parameter after the other: a ValueError if it is damaged.
+        """
+        if trajectory not in self._checked:
+            self._check(self._shards[trajectory])
+            self._checked.add(trajectory)
         with safe_open(self._shards[trajectory], framework="pt") as file:
             return {
                 name: file.get_slice(name)[step // self.save_every].to(device)
                 for name in file.keys()  # noqa: SIM118
             }
+
+    @staticmethod
+    def _check(shard: Path) -> None:
+        try:
+            check_tensors(shard)
+        except ValueError as error:
+            raise ValueError(
+                f"{str(shard)!r} is damaged ({error}); remove it, and record the missing one"
+            ) from None
 
     def sample(
         self, seed: int, last_step: int | None = None, device: torch.device | str | None = None

@@ -15,7 +15,9 @@ from farzi_hf.engine.adjoints import (
     Tape,
 )
 from farzi_hf.engine.adjoints.fixed_point import ReplayError
-from farzi_hf.engine.inner_loop import InnerLoss, TrainingState, autocast_settings, no_autocast
+from farzi_hf.engine.autocast import autocast_settings, no_autocast
+from farzi_hf.engine.buffers import TrainingState
+from farzi_hf.engine.inner_loop import InnerLoss
 from farzi_hf.engine.optimizers import (
     OPTIMIZERS,
     InnerAdam,

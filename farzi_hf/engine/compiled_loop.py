@@ -20,19 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from farzi_hf.engine.autocast import autocast
+from farzi_hf.engine.buffers import Buffers, Layout, States, weights
 from farzi_hf.engine.inner_loop import (
-    Buffers,
+    Accumulators,
+    Derivatives,
+    GradientGraph,
     InnerLoop,
     InnerLoss,
-    Layout,
-    Pulled,
-    States,
-    autocast,
     summed,
-    weights,
 )
 from farzi_hf.engine.optimizers import InnerOptimizer
 
+_logger = logging.getLogger(__name__)
 _VARIANTS = 64  # of one function, for different losses, shapes and dtypes
 _FAILED: set[str] = set()  # modes, in this process
 
@@ -45,8 +45,9 @@ class CompiledLoop(InnerLoop):
     makes_graphs = False
 
     def detached_gradient(self, w: Buffers, inputs: Buffers, t: int) -> Buffers:
-        inputs, w = (tuple(x.detach() for x in tensors) for tensors in (inputs, w))
-        return self.optimizer.clip(self._call(_gradient, w, inputs, self.number(t)))
+        w = tuple(flat.detach() for flat in w)
+        inputs = tuple(x.detach() for x in inputs)
+        return self.optimizer.clip(self._call(_gradient, w, inputs, self.global_step(t)))
 
     replayed_gradient = detached_gradient
 
@@ -54,73 +55,73 @@ class CompiledLoop(InnerLoop):
         self,
         t: int,
         before: States,
-        after: Any,
+        after: Accumulators | None,
         inputs: Buffers,
-        pulled: Sequence[Pulled],
-        *_: None,
+        derivatives: Sequence[Derivatives],
+        graph: GradientGraph | None = None,
     ) -> Buffers:
-        if (
-            after and weights(before)[0].device.type != "cpu"
-        ):  # `Reversible` needs the bits of the way forward
-            return self.in_parts(t, before, after, inputs, pulled)
+        # `Reversible` needs the bits of the way forward, which fused code gives on a CPU alone.
+        needs_bits_of_forward = after is not None and weights(before)[0].device.type != "cpu"
+        if needs_bits_of_forward:
+            return self.in_parts(t, before, after, inputs, derivatives)
         needed = tuple(x.requires_grad for x in inputs)
-        accumulators = tuple(
-            after(i, slice(None)) if after else state[1:] for i, state in enumerate(before)
-        )
         inputs = tuple(x.detach() for x in inputs)
-        for cotangents, dx in pulled:
-            g, earlier, products = self._call(
+        accumulators = tuple(
+            state[1:] if after is None else after(group, slice(None))
+            for group, state in enumerate(before)
+        )
+        for each in derivatives:
+            g, cotangents, products = self._call(
                 _reverse,
                 weights(before),
                 inputs,
-                self.number(t),
+                self.global_step(t),
                 needed,
                 self.optimizer,
                 self.optimizers,
                 accumulators,
                 after is not None,
-                cotangents,
+                each.states,
                 t,
                 self.rate(t),
             )
-            for cotangent, new in zip(cotangents, earlier, strict=True):
-                for x, y in zip(cotangent, new, strict=True):
-                    x.copy_(y)
-            for total, product in zip(dx, products, strict=True):
+            for state, new_state in zip(each.states, cotangents, strict=True):
+                for x, new in zip(state, new_state, strict=True):
+                    x.copy_(new)
+            for total, product in zip(each.inputs, products, strict=True):
                 total.add_(product)
-        return self.optimizer.clip(
-            g
-        )  # not in compiled code, or its last bits could be others than going forward
+        # Not in compiled code, or its last bits could be others than going forward.
+        return self.optimizer.clip(g)
 
     def in_parts(
         self,
         t: int,
         before: States,
-        after: Any,
+        after: Accumulators | None,
         inputs: Buffers,
-        pulled: Sequence[Pulled],
-        *_: None,
+        derivatives: Sequence[Derivatives],
+        graph: GradientGraph | None = None,
     ) -> Buffers:
         """`reverse` for 4 G: the gradient is taken as on the way forward, and again to be
         differentiated.
         """
-        needed, inputs, w = (
-            tuple(x.requires_grad for x in inputs),
-            tuple(x.detach() for x in inputs),
-            weights(before),
-        )
-        unclipped = self._call(_gradient, w, inputs, self.number(t))
+        w = weights(before)
+        step = self.global_step(t)
+        needed = tuple(x.requires_grad for x in inputs)
+        inputs = tuple(x.detach() for x in inputs)
+        unclipped = self._call(_gradient, w, inputs, step)
         g = self.optimizer.clip(unclipped)
-        for cotangents, dx in pulled:
-            dg = self.optimizer.clip_pullback(
-                unclipped, self._pullback(t, before, after, g, cotangents)
-            )
-            products = self._call(_vjp, w, inputs, self.number(t), needed, *dg)
-            for total, product in zip((*weights(cotangents), *dx), products, strict=True):
+        for each in derivatives:
+            dg = self._pullback(t, before, after, g, each.states)
+            dg = self.optimizer.clip_pullback(unclipped, dg)
+            products = self._call(_products, w, inputs, step, needed, dg)
+            dw = weights(each.states)
+            for total, product in zip((*dw, *each.inputs), products, strict=True):
                 total.add_(product)
         return g
 
     def _call(self, function: Callable, w: Buffers, *args: Any, mode: str | None = None) -> Any:
+        """The result of a compiled function of the loss, the layout and these arguments."""
         with autocast(self.autocast), torch._dynamo.config.patch(recompile_limit=_VARIANTS):
             return _compiled(function, mode)(self.inner_loss, self.layout, w, *args)
 
@@ -131,21 +132,21 @@ class CapturedLoop(CompiledLoop):
     reverse = CompiledLoop.in_parts
 
     def _call(self, function: Callable, w: Buffers, inputs: Buffers, step: int, *args: Any) -> Any:
-        args = w, inputs, torch.full((), step, device=w[0].device), *args
-        if self.torch_compile not in _FAILED:
+        step = torch.full((), step, device=w[0].device)
+        mode = self.torch_compile
+        if mode not in _FAILED:
             torch.compiler.cudagraph_mark_step_begin()
-            try:  # the next call writes over what a graph returns
-                return tuple(
-                    x.clone() for x in super()._call(function, *args, mode=self.torch_compile)
-                )
+            try:
+                made = super()._call(function, w, inputs, step, *args, mode=mode)
+                # The next call writes over what a graph returns.
+                return tuple(x.clone() for x in made)
             except RuntimeError as error:
-                _FAILED.add(self.torch_compile)
-                what = (
-                    f"torch_compile={self.torch_compile!r} failed, steps go on without it:"
-                    f" {str(error).partition(chr(10))[0]}"
+                _FAILED.add(mode)
+                first_line = str(error).partition("\n")[0]
+                _logger.warning(
+                    "torch_compile=%r failed, steps go on without it: %s", mode, first_line
                 )
-                logging.getLogger(__name__).warning(what)
-        return super()._call(function, *args)
+        return super()._call(function, w, inputs, step, *args)
 
 
 @cache
@@ -155,11 +156,16 @@ def _compiled(function: Callable, mode: str | None) -> Callable:
 
 def row_of_step(table: Tensor, step: int | Tensor) -> Tensor:
     """table[step − 1], without waiting for a step that is a tensor on the device."""
-    return table[step - 1] if isinstance(step, int) else table.index_select(0, step.view(1) - 1)[0]
+    if isinstance(step, int):
+        return table[step - 1]
+    return table.index_select(0, step.view(1) - 1)[0]
+
+
+# -- the compiled functions --------------------------------------------------------------------------
 
 
 def _gradient(
-    inner_loss: InnerLoss, layout: Layout, w: Buffers, inputs: Buffers, step: int
+    inner_loss: InnerLoss, layout: Layout, w: Buffers, inputs: Buffers, step: int | Tensor
 ) -> Buffers:
     """g_t."""
     return torch.func.grad(lambda w: summed(inner_loss(layout.unflatten(w), inputs, step)))(w)
@@ -172,47 +178,67 @@ def _reverse(
     inputs: Buffers,
     step: int,
     needed: tuple[bool, ...],
-    whole: InnerOptimizer,
+    optimizer_of_all: InnerOptimizer,
     optimizers: tuple[InnerOptimizer, ...],
     accumulators: tuple[Buffers, ...],
-    stepped: bool,
+    accumulators_are_after: bool,
     cotangents: States,
     t: int,
     lr: float,
 ) -> tuple[Buffers, States, Buffers]:
-    """`InnerLoop.reverse` as a pure function, with g_t before it is clipped. `accumulators` are
-    those after the step if `stepped`, otherwise those before it.
+    """`InnerLoop.reverse` as a pure function: g_t before it is clipped, the cotangents before the
+    step, and what the step adds to dx.
+
+    Args:
+        accumulators: those after the step, or those before it.
     """
-    g, pull = _vjp(inner_loss, layout, w, inputs, step, needed)
-    earlier, dg = [], []
-    each = zip(optimizers, w, accumulators, whole.clip(g), cotangents, strict=True)
-    for optimizer, flat, state, gradient_, cotangent in each:
-        after = state if stepped else optimizer.step((flat, *state), gradient_, t, lr)[1:]
-        earlier.append([x.clone() for x in cotangent])
-        dg.append(optimizer.pullback(flat, after, gradient_, earlier[-1], t, lr))
-    dw, dx = pull(whole.clip_pullback(g, tuple(dg)))
+    unclipped, pull = _gradient_and_pullback(inner_loss, layout, w, inputs, step, needed)
+    g = optimizer_of_all.clip(unclipped)
+    earlier = []
+    dg = []
+    groups = zip(optimizers, w, accumulators, g, cotangents, strict=True)
+    for optimizer, flat, given, flat_g, cotangent in groups:
+        after = (
+            given if accumulators_are_after else optimizer.step((flat, *given), flat_g, t, lr)[1:]
+        )
+        changed = [x.clone() for x in cotangent]
+        dg.append(optimizer.pullback(flat, after, flat_g, changed, t, lr))
+        earlier.append(changed)
+    dw, dx = pull(optimizer_of_all.clip_pullback(unclipped, tuple(dg)))  # dx = H_xw·dg
     for cotangent, product in zip(earlier, dw, strict=True):
         cotangent[0].add_(product)  # dw += H_ww·dg
-    return g, tuple(map(tuple, earlier)), dx  # dx = H_xw·dg
+    return unclipped, tuple(map(tuple, earlier)), dx
 
 
-def _vjp(
+def _products(
     inner_loss: InnerLoss,
     layout: Layout,
     w: Buffers,
     inputs: Buffers,
     step: int | Tensor,
     needed: tuple[bool, ...],
-    *dg: Tensor,
-) -> Any:
-    """g_t, and its pullback to w and to the `needed` inputs; with `dg`, H_ww·dg and H_xw·dg."""
+    dg: Buffers,
+) -> Buffers:
+    """H_ww·dg and H_xw·dg."""
+    _, pull = _gradient_and_pullback(inner_loss, layout, w, inputs, step, needed)
+    dw, dx = pull(dg)
+    return *dw, *dx
+
+
+def _gradient_and_pullback(
+    inner_loss: InnerLoss,
+    layout: Layout,
+    w: Buffers,
+    inputs: Buffers,
+    step: int | Tensor,
+    needed: tuple[bool, ...],
+) -> tuple[Buffers, Callable[[Buffers], tuple[Buffers, Buffers]]]:
+    """g_t, and its pullback to w and to the `needed` inputs."""
 
     def gradient(w: Buffers, differentiated: Buffers) -> Buffers:
         values = iter(differentiated)
         mixed = tuple(next(values) if need else x for x, need in zip(inputs, needed, strict=True))
         return _gradient(inner_loss, layout, w, mixed, step)
 
-    g, pull = torch.func.vjp(
-        gradient, w, tuple(x for x, need in zip(inputs, needed, strict=True) if need)
-    )
-    return sum(pull(dg), ()) if dg else (g, pull)
+    differentiated = tuple(x for x, need in zip(inputs, needed, strict=True) if need)
+    return torch.func.vjp(gradient, w, differentiated)

@@ -15,26 +15,31 @@ from torch import Tensor
 
 
 class Portions(NamedTuple):
-    """The numbers of a portion: that an optimizer updates; the same with its state in integers,
-    which take more memory; and of a block of positions times entries of the vocabulary, on the CPU
-    for each thread. The learners that take their steps as one, if they fit into a block. The share
-    of all memory for the graphs of all steps: on a CPU, memory that a process never had costs more
-    time than a gradient. How many times the rows of a CPU's step a step takes: there, small steps
-    teach most in the same time; on a GPU they take almost as long as larger ones.
-    """
+    """How much a kind of device computes at a time."""
 
     update: int
+    """Numbers that an optimizer updates at a time."""
     integers: int
+    """The same where an optimizer's state is in integers, which take more memory."""
     block: int
+    """Numbers of a block of positions × entries of the vocabulary; on a CPU, of each thread."""
     learners: int
+    """Learners that take their steps as one, if they fit into a block."""
     graphs: float
+    """The share of all memory that the graphs of all steps may take. On a CPU, memory that a
+    process never had costs more time than a gradient.
+    """
     rows: int
+    """How many times the rows of a CPU's step a step takes. On a CPU, small steps teach most in the
+    same time; on a GPU, they take almost as long as larger ones.
+    """
 
 
 PORTIONS = {
-    "cpu": Portions(1 << 18, 1 << 16, 1 << 17, 1, 1 / 8, 1),
-    "cuda": Portions(1 << 24, 1 << 24, 1 << 26, 8, 1 / 4, 4),
+    "cpu": Portions(update=2**18, integers=2**16, block=2**17, learners=1, graphs=1 / 8, rows=1),
+    "cuda": Portions(update=2**24, integers=2**24, block=2**26, learners=8, graphs=1 / 4, rows=4),
 }
+"""By the type of the device."""
 
 
 def portions(x: Tensor) -> Portions:
@@ -56,4 +61,4 @@ def is_traced(x: Tensor) -> bool:
 
 def chunks(x: Tensor, size: int) -> Iterator[slice]:
     """Slices that cover the elements of a flat tensor, `size` at a time."""
-    return (slice(i, i + size) for i in range(0, len(x), size))
+    return (slice(start, start + size) for start in range(0, len(x), size))

@@ -11,27 +11,27 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable
 from functools import cache
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from farzi_hf.engine.adjoints import ADJOINTS, Adjoint
-from farzi_hf.engine.adjoints.base import Buffers, OuterLosses, graph_bytes
+from farzi_hf.engine.adjoints.base import Gradients, OuterLosses, graph_bytes
+from farzi_hf.engine.autocast import autocast_settings, no_autocast
+from farzi_hf.engine.buffers import Buffers, Layout, TrainingState, weights
 from farzi_hf.engine.compiled_loop import CapturedLoop, CompiledLoop
 from farzi_hf.engine.devices import portions
-from farzi_hf.engine.inner_loop import (
-    InnerLoop,
-    InnerLoss,
-    Layout,
-    TrainingState,
-    autocast_settings,
-    no_autocast,
-    weights,
-)
+from farzi_hf.engine.inner_loop import InnerLoop, InnerLoss
 from farzi_hf.engine.optimizers import InnerOptimizer
+
+LEAN = 4.0
+"""How many times the memory of the leanest adjoint a faster one may need where many losses are
+differentiated.
+"""
 
 _log_once = cache(logging.getLogger(__name__).log)
 
@@ -101,20 +101,19 @@ def unroll(
         raise TypeError(
             f"adjoint must be an Adjoint or None, got {adjoint!r:.80}; pass for example Tape()"
         )
-    with torch.inference_mode(
-        False
-    ):  # training needs gradients even if the caller has turned them off
+    # Training needs gradients even if the caller has turned them off.
+    with torch.inference_mode(False):
         loop, w = _loop(
             inner_loss, params, inputs, optimizer, steps, window, first_step, torch_compile
         )
-    differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (*w, *inputs))
+    is_differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (*w, *inputs))
     with torch.inference_mode(False), no_autocast(loop.autocast):
-        w = (
-            _usable(adjoint, loop, w, inputs).run(loop, w, inputs)
-            if differentiable
-            else weights(loop.trained(w, inputs))
-        )
-    return loop.layout.unflatten(w)
+        if is_differentiable:
+            adjoint = _usable(adjoint, loop, w, inputs)
+            last = adjoint.run(loop, w, inputs)
+        else:
+            last = weights(loop.trained(w, inputs))
+    return loop.layout.unflatten(last)
 
 
 def gradients(
@@ -127,7 +126,7 @@ def gradients(
     steps: int,
     adjoint: Adjoint | None = None,
     torch_compile: bool | str = False,
-) -> tuple[list[Tensor], list[Buffers]]:
+) -> Gradients:
     """Several outer losses of one training, and the derivatives of each in the inputs that require
     grad.
 
@@ -138,7 +137,8 @@ def gradients(
     Args:
         losses: `losses(theta_T)` gives scalars, one after the other, or a vector.
         adjoint: None takes the fastest that needs at most `LEAN` times the memory of the leanest.
-            The other arguments are those of `unroll`.
+
+    The other arguments are those of `unroll`.
 
     Returns:
         The losses, and for each a tuple of derivatives in those `inputs` that require grad.
@@ -146,7 +146,8 @@ def gradients(
     with torch.inference_mode(False), torch.enable_grad():
         loop, w = _loop(inner_loss, params, inputs, optimizer, steps, None, 1, torch_compile)
         with no_autocast(loop.autocast):
-            return _usable(adjoint, loop, w, inputs, LEAN).gradients(loop, w, inputs, losses)
+            adjoint = _usable(adjoint, loop, w, inputs, LEAN)
+            return adjoint.gradients(loop, w, inputs, losses)
 
 
 def train(
@@ -173,56 +174,89 @@ def train(
             return TrainingState(loop.layout, loop.trained(w, inputs), loop.steps)
 
 
-LEAN = 4.0
-"""How many times the memory of the leanest adjoint a faster one may need where many losses are
-differentiated.
-"""
+# -- the adjoint -----------------------------------------------------------------------------------
 
 
-def choose_adjoint(loop: InnerLoop, w: Buffers, inputs: Buffers, most: float = math.inf) -> Adjoint:
+class Candidate(NamedTuple):
+    """An adjoint that can differentiate a loop."""
+
+    adjoint: Adjoint
+    """It itself."""
+    need: float
+    """Bytes that it needs, by an estimate."""
+    limit: float
+    """Bytes that it may need to be chosen."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it needs no more than it may."""
+        return self.need <= self.limit
+
+    def __str__(self) -> str:
+        gib = 2**30
+        name = type(self.adjoint).__name__
+        return f"{name} {self.need / gib:.2g} of {self.limit / gib:.2g} GiB"
+
+
+def choose_adjoint(
+    loop: InnerLoop, w: Buffers, inputs: Buffers, times_leanest: float = math.inf
+) -> Adjoint:
     """The fastest adjoint that supports the loop and needs no more than its `share` of the device's
-    memory, and `most` times the leanest's.
+    memory, and `times_leanest` times what the leanest needs.
 
     The memory of each is estimated from the graph of one gradient, which is taken for this. The
     choice and its reason are logged (level INFO). If no adjoint fits, the one with the least memory
     is taken, with a warning.
     """
-    if w[0].is_cuda:
-        total = torch.cuda.mem_get_info(w[0].device)[1]
+    candidates = _candidates(loop, w, inputs, times_leanest)
+    fitting = [candidate for candidate in candidates if candidate.fits]
+    if fitting:
+        chosen = fitting[0]  # the table has the fastest first
+        level = logging.INFO
+        reason = "the fastest that fits"
     else:
-        import psutil  # all else here needs torch alone
+        chosen = min(candidates, key=lambda candidate: candidate.need)
+        level = logging.WARNING
+        reason = "the smallest, none fits"
+    estimates = ", ".join(map(str, candidates))
+    _log_once(level, f"adjoint={chosen.adjoint!r}: {reason} (estimates: {estimates})")
+    return chosen.adjoint
 
-        total = psutil.virtual_memory().total
+
+def _candidates(
+    loop: InnerLoop, w: Buffers, inputs: Buffers, times_leanest: float
+) -> list[Candidate]:
+    """The adjoints that can be chosen for a loop, in the order of their table."""
     graph = graph_bytes(loop, w, inputs)
-    candidates = [
-        adjoint
-        for kind in ADJOINTS.values()
-        if kind.share and not (adjoint := kind()).refusal(loop)
-    ]
-    needs = {adjoint: adjoint.memory(loop, w, inputs, graph) for adjoint in candidates}
-    shares = {
-        adjoint: portions(w[0]).graphs if adjoint.needs_graphs else adjoint.share
-        for adjoint in needs
-    }
-    limits = {
-        adjoint: min(shares[adjoint] * total, most * min(needs.values())) for adjoint in needs
-    }
-    fitting = [adjoint for adjoint, need in needs.items() if need <= limits[adjoint]]
-    chosen = fitting[0] if fitting else min(needs, key=needs.__getitem__)
-    listed = ", ".join(
-        f"{type(a).__name__} {need / 2**30:.2g} of {limits[a] / 2**30:.2g} GiB"
-        for a, need in needs.items()
-    )
-    reason = "the fastest that fits" if fitting else "the smallest, none fits"
-    _log_once(
-        logging.INFO if fitting else logging.WARNING,
-        f"adjoint={chosen!r}: {reason} (estimates: {listed})",
-    )
-    return chosen
+    kinds = [kind for kind in ADJOINTS.values() if kind.share > 0]
+    adjoints = [adjoint for adjoint in (kind() for kind in kinds) if not adjoint.refusal(loop)]
+    needs = [adjoint.memory(loop, w, inputs, graph) for adjoint in adjoints]
+    most = times_leanest * min(needs)
+    memory = _memory(w[0])
+    share_of_graphs = portions(w[0]).graphs
+    candidates = []
+    for adjoint, need in zip(adjoints, needs, strict=True):
+        share = share_of_graphs if adjoint.needs_graphs else adjoint.share
+        candidates.append(Candidate(adjoint, need, limit=min(share * memory, most)))
+    return candidates
+
+
+def _memory(x: Tensor) -> int:
+    """Bytes of all memory of a tensor's device."""
+    if x.is_cuda:
+        _, total = torch.cuda.mem_get_info(x.device)
+        return total
+    import psutil  # all else here needs torch alone
+
+    return psutil.virtual_memory().total
 
 
 def _usable(
-    adjoint: Adjoint | None, loop: InnerLoop, w: Buffers, inputs: Buffers, most: float = math.inf
+    adjoint: Adjoint | None,
+    loop: InnerLoop,
+    w: Buffers,
+    inputs: Buffers,
+    times_leanest: float = math.inf,
 ) -> Adjoint:
     """The adjoint that was given, or the best one; a ValueError if none, or not this one, can
     differentiate the loop.
@@ -233,10 +267,15 @@ def _usable(
             f"optimizer={name} trains, but has no derivative here; give InnerAdam(lr=…), or"
             " torch.no_grad()"
         )
-    adjoint = adjoint or choose_adjoint(loop, w, inputs, most)
-    if refusal := adjoint.refusal(loop):
+    if adjoint is None:
+        adjoint = choose_adjoint(loop, w, inputs, times_leanest)
+    refusal = adjoint.refusal(loop)
+    if refusal is not None:
         raise ValueError(refusal)
     return adjoint
+
+
+# -- the loop --------------------------------------------------------------------------------------
 
 
 def _loop(
@@ -251,69 +290,81 @@ def _loop(
 ) -> tuple[InnerLoop, Buffers]:
     """The loop, and the parameters at its start."""
     _check(start, inputs, optimizer, steps, window)
-    if isinstance(torch_compile, str) and torch_compile not in (
-        known := torch._inductor.list_mode_options()
-    ):
-        raise ValueError(
-            f"torch_compile={torch_compile!r} is unknown; give True or one of {', '.join(known)}"
-        )
-    kind = (
-        CapturedLoop
-        if isinstance(torch_compile, str)
-        else CompiledLoop
-        if torch_compile
-        else InnerLoop
-    )
+    kind = _kind(torch_compile)
     if isinstance(start, TrainingState):
-        layout, w, taken, reached = start.layout, weights(start.states), start.step, start.states
+        layout = start.layout
+        w = weights(start.states)
+        taken = start.step
+        reached = start.states
     else:
-        layout, taken, reached = Layout.of(start, optimizer), 0, None
+        layout = Layout.of(start, optimizer)
         w = layout.flatten(start)
-    matmul = torch.backends.cuda.matmul  # with another name from torch 2.9 on
-    if w[0].is_cuda and (getattr(matmul, "fp32_precision", None) or matmul.allow_tf32) in (
-        "tf32",
-        True,
-    ):
+        taken = 0
+        reached = None
+    _warn_of_tf32(w[0])
+    loop = kind(
+        inner_loss=inner_loss,
+        optimizer=optimizer,
+        layout=layout,
+        steps=taken + steps,
+        window=steps if window is None else window,
+        first_step=first_step,
+        autocast=autocast_settings((*w, *inputs)),
+        taken=taken,
+        reached=reached,
+        torch_compile=torch_compile,
+    )
+    return loop, w
+
+
+def _kind(torch_compile: bool | str) -> type[InnerLoop]:
+    """The class of the loop. ValueError for a mode that the compiler does not have."""
+    if not isinstance(torch_compile, str):
+        return CompiledLoop if torch_compile else InnerLoop
+    modes = torch._inductor.list_mode_options()
+    if torch_compile not in modes:
+        raise ValueError(
+            f"torch_compile={torch_compile!r} is unknown; give True or one of {', '.join(modes)}"
+        )
+    return CapturedLoop
+
+
+def _warn_of_tf32(x: Tensor) -> None:
+    if not x.is_cuda:
+        return
+    matmul = torch.backends.cuda.matmul
+    precision = getattr(matmul, "fp32_precision", None)  # from torch 2.9 on
+    rounds = precision == "tf32" if precision else matmul.allow_tf32
+    if rounds:
         _log_once(
             logging.WARNING,
             "TF32 rounds factors to 10 bits; torch.backends.cuda.matmul.allow_tf32 = False ends"
             " that",
         )
-    settings = autocast_settings((*w, *inputs))
-    which = first_step, settings, taken, reached, torch_compile
-    return kind(inner_loss, optimizer, layout, taken + steps, window or steps, *which), w
 
 
 def _check(params: Any, inputs: Any, optimizer: Any, steps: Any, window: Any) -> None:
+    """Raises an error unless the arguments of `unroll` are usable together."""
     if not isinstance(optimizer, InnerOptimizer):
         raise TypeError(
             f"optimizer must be an InnerOptimizer, got {optimizer!r:.80}; pass InnerAdam(lr=0.01)"
         )
     if isinstance(params, TrainingState):
-        of, groups = optimizer.by_parameter(params.layout.sizes), params.layout.groups
-        mixed = any(of[name] is not of[names[0]] for names in groups for name in names)
-        if mixed or any(
-            len(state) != of[names[0]].fields
-            for names, state in zip(groups, params.states, strict=True)
-        ):
+        if not _continues(params, optimizer):
             raise ValueError(
                 f"params is a training with another optimizer than {optimizer!r}; go on with the"
                 " same one"
             )
-    elif (
-        not isinstance(params, dict)
-        or not params
-        or not all(isinstance(x, Tensor) for x in params.values())
-    ):
+    elif not (isinstance(params, dict) and params and _are_tensors(params.values())):
         raise TypeError(
             f"params must be a dict of tensors, got {params!r:.80}; pass"
             " dict(module.named_parameters())"
         )
-    if not isinstance(inputs, tuple) or not all(isinstance(x, Tensor) for x in inputs):
+    if not (isinstance(inputs, tuple) and _are_tensors(inputs)):
         raise TypeError(
             f"inputs must be a tuple of tensors, got {inputs!r:.80}; for one tensor pass (x,)"
         )
-    if not isinstance(steps, Integral) or steps < 1:
+    if not (isinstance(steps, Integral) and steps >= 1):
         raise ValueError(
             f"steps must be an integer >= 1, got {steps!r}; without steps, use params as they are"
         )
@@ -322,3 +373,20 @@ def _check(params: Any, inputs: Any, optimizer: Any, steps: Any, window: Any) ->
             f"window must be None or an integer from 1 to steps={steps}, got {window!r}; None"
             " means all"
         )
+
+
+def _are_tensors(values: Iterable[Any]) -> bool:
+    return all(isinstance(x, Tensor) for x in values)
+
+
+def _continues(training: TrainingState, optimizer: InnerOptimizer) -> bool:
+    """Whether the optimizer may be that of the training: it has the same groups, and as many
+    accumulators.
+    """
+    optimizers = optimizer.by_parameter(training.layout.sizes)
+    for names, state in zip(training.layout.groups, training.states, strict=True):
+        of_group = optimizers[names[0]]
+        is_mixed = any(optimizers[name] is not of_group for name in names)
+        if is_mixed or len(state) != of_group.fields:
+            return False
+    return True

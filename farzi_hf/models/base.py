@@ -34,23 +34,22 @@ class SequenceConfig(PreTrainedConfig):
     """What the configs of all models here have. A subclass adds the size of its vocabulary. All
     arguments are keywords.
 
-    Args:
-        hidden_size: h, width of embeddings and layers.
-        num_hidden_layers: layers on top of each other.
-        dropout: probability with which embeddings and outputs of layers are dropped in training.
-        initializer_range: standard deviation of initial embeddings and weights.
-        tie_word_embeddings: whether the output layer is the transposed embedding.
-
     Raises:
         ValueError: a size below 1, or a dropout outside [0, 1).
     """
 
     sizes: ClassVar[Sequence[str]] = ("hidden_size", "num_hidden_layers")
+    """The fields that have to be integers of at least 1."""
     hidden_size: int = 64
+    """h, width of embeddings and layers."""
     num_hidden_layers: int = 1
+    """Layers on top of each other."""
     dropout: float = 0.0
+    """Probability with which embeddings and outputs of layers are dropped in training."""
     initializer_range: float = 0.02
+    """Standard deviation of initial embeddings and weights."""
     tie_word_embeddings: bool = False
+    """Whether the output layer is the transposed embedding."""
 
     def __post_init__(self, **kwargs: Any) -> None:
         for name in self.sizes:
@@ -61,19 +60,26 @@ class SequenceConfig(PreTrainedConfig):
 
 
 def check_fields(settings: Mapping[str, Any], name: str, **sizes: int) -> None:
-    """Raises ValueError, which calls the settings `name`, unless they are fields of the
-    `model_type`, and its `sizes`, if given, these.
+    """Checks the settings of a model before they become its config.
+
+    Args:
+        settings: the `model_type`, and fields of its config.
+        name: of the settings, for an error.
+        sizes: fields that are given by the data, with their values. The settings may leave them out.
+
+    Raises:
+        ValueError: the type is unknown, a setting is no field of its config, or a size differs.
     """
     kind = settings.get("model_type")
     if kind not in CONFIG_MAPPING:
-        raise ValueError(
-            f"{name}: model_type={kind!r:.80} is unknown{did_you_mean(kind, CONFIG_MAPPING.keys())}"
-        )
-    own = CONFIG_MAPPING[kind]
-    known = {"model_type", *own.attribute_map, *(field.name for field in fields(own)), *sizes}
+        suggestion = did_you_mean(kind, CONFIG_MAPPING.keys())
+        raise ValueError(f"{name}: model_type={kind!r:.80} is unknown{suggestion}")
+    config = CONFIG_MAPPING[kind]
+    names = {"model_type", *config.attribute_map, *(field.name for field in fields(config)), *sizes}
     for key in settings:
-        if key not in known and not key.startswith("rope_"):
-            raise ValueError(f"{name}: {kind} has no field {key!r:.80}{did_you_mean(key, known)}")
+        if key not in names and not key.startswith("rope_"):
+            suggestion = did_you_mean(key, names)
+            raise ValueError(f"{name}: {kind} has no field {key!r:.80}{suggestion}")
     for key, value in sizes.items():
         if settings.get(key, value) != value:
             raise ValueError(
@@ -88,7 +94,9 @@ class SequenceModel(PreTrainedModel):
 
     main_input_name = "input_ids"
     needs_mask: ClassVar[bool] = False
-    """A model of transformers does: without padding, too."""
+    """Whether the model has to be given an attention mask where nothing is padding, as models of
+    transformers do.
+    """
     _input_embed_layer = "embedding"
     _tied_weights_keys: ClassVar[dict[str, str]] = {"output.weight": "embedding.weight"}
 
@@ -102,11 +110,10 @@ class SequenceModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, nn.GRU):  # torch's own bounds; transformers initialises only the LSTM
+        if isinstance(module, nn.GRU):  # transformers initialises only the LSTM
+            bound = module.hidden_size**-0.5  # torch's own
             for parameter in module.parameters():
-                initialization.uniform_(
-                    parameter, -(module.hidden_size**-0.5), module.hidden_size**-0.5
-                )
+                initialization.uniform_(parameter, -bound, bound)
 
     def forward(
         self,
@@ -133,12 +140,9 @@ class SequenceModel(PreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        logits = self.output(
-            self._states(
-                self.embedding(input_ids) if inputs_embeds is None else inputs_embeds,
-                attention_mask,
-            )
-        )
+        if inputs_embeds is None:
+            inputs_embeds = self.embedding(input_ids)
+        logits = self.output(self._states(inputs_embeds, attention_mask))
         loss = None
         if labels is not None and labels.is_floating_point():
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(0, 1))
@@ -148,20 +152,17 @@ class SequenceModel(PreTrainedModel):
 
 
 class NextItemConfig(SequenceConfig):
-    """Size of a next-item model. It has the arguments of `SequenceConfig` and two more; embeddings
-    are tied by default.
-
-    Args:
-        num_items: number of items without the padding; ids are 1 … num_items.
-        max_length: positions that the model reads at once; a longer history is cut to its last
-            items.
-    """
+    """Size of a next-item model. It has the arguments of `SequenceConfig` and more."""
 
     sizes = (*SequenceConfig.sizes, "num_items", "max_length")
     num_items: int = 1000
+    """Number of items without the padding; ids are 1 … num_items."""
     max_length: int = 50
+    """Positions that the model reads at once; a longer history is cut to its last items."""
     tie_word_embeddings: bool = True
+    """Whether the output layer is the transposed embedding."""
     pad_token_id: int = PADDING
+    """The id of the padding, which is no item."""
 
     @property
     def vocab_size(self) -> int:
@@ -201,8 +202,7 @@ class NextItemModel(SequenceModel):
         self, histories: Sequence[Sequence[int]], k: int = 10, exclude_seen: bool = True
     ) -> Tensor:
         """The k likeliest next items (n, k), best first. Among equal scores, the lower id comes
-        first. Raises ValueError if a history is empty, an item is unknown, or fewer than k items
-        are left.
+        first.
 
         Args:
             histories: n lists of items, oldest first. The model reads the last max_length − 1 items
@@ -210,7 +210,25 @@ class NextItemModel(SequenceModel):
                 position has learnt nothing.
             k: number of items to recommend.
             exclude_seen: whether to leave out all items of the user's whole history.
+
+        Raises:
+            ValueError: a history is empty, an item is unknown, or fewer than k items are left.
         """
+        self._check_histories(histories, k, exclude_seen)
+        was_training = self.training
+        self.eval()
+        scores = self._next_scores(histories)
+        self.train(was_training)
+        scores[:, PADDING] = -torch.inf
+        if exclude_seen:
+            for row, history in zip(scores, histories, strict=True):
+                row[torch.as_tensor(history, device=row.device)] = -torch.inf
+        return scores.argsort(dim=1, descending=True, stable=True)[:, :k]
+
+    def _check_histories(
+        self, histories: Sequence[Sequence[int]], k: int, exclude_seen: bool
+    ) -> None:
+        """Raises the errors of `recommend`."""
         num_items = self.config.num_items
         for i, history in enumerate(histories):
             if len(history) == 0 or not 1 <= min(history) <= max(history) <= num_items:
@@ -218,39 +236,36 @@ class NextItemModel(SequenceModel):
                     f"histories[{i}] is {history!r:.200}: give one or more of the items 1 …"
                     f" {num_items}"
                 )
-        left = num_items - (max(len(set(history)) for history in histories) if exclude_seen else 0)
+        left = num_items
+        if exclude_seen:
+            left -= max(len(set(history)) for history in histories)
         if not 1 <= k <= left:
             raise ValueError(
                 f"k={k} items are asked for: pass a number from 1 to {left}, the items that are"
                 " left"
             )
-        recent_items = max(1, self.config.max_length - 1)
-        recent = [torch.as_tensor(history[-recent_items:]) for history in histories]
-        ids = nn.utils.rnn.pad_sequence(recent, batch_first=True, padding_value=PADDING).to(
-            self.device
-        )
-        training = self.training
-        self.eval()
+
+    def _next_scores(self, histories: Sequence[Sequence[int]]) -> Tensor:
+        """The scores (n, V) of the items after histories, in float32."""
+        most = max(1, self.config.max_length - 1)
+        recent = [torch.as_tensor(history[-most:]) for history in histories]
+        ids = nn.utils.rnn.pad_sequence(recent, batch_first=True, padding_value=PADDING)
+        ids = ids.to(self.device)
         states = self._states(self.embedding(ids))
-        self.train(training)
+        rows = torch.arange(len(ids), device=ids.device)
         last = torch.tensor([len(history) - 1 for history in recent], device=ids.device)
-        scores = self.output(states[torch.arange(len(ids), device=ids.device), last]).float()
-        scores[:, PADDING] = -torch.inf
-        if exclude_seen:
-            for row, history in zip(scores, histories, strict=True):
-                row[torch.as_tensor(history, device=row.device)] = -torch.inf
-        return scores.argsort(dim=1, descending=True, stable=True)[:, :k]
+        return self.output(states[rows, last]).float()
 
     def _states(self, inputs_embeds: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        length, longest = inputs_embeds.shape[1], self.config.max_length
+        length = inputs_embeds.shape[1]
+        longest = self.config.max_length
         if length > longest:
             raise ValueError(
                 f"the input has {length} positions, max_length={longest}: keep the last {longest}"
             )
-        checked = (
-            None if torch.compiler.is_compiling() else attention_mask
-        )  # compiled code cannot branch on values
-        if checked is not None and not checked[:, 0].all():
+        # Compiled code cannot branch on values.
+        can_look = attention_mask is not None and not torch.compiler.is_compiling()
+        if can_look and not attention_mask[:, 0].all():
             raise ValueError("attention_mask starts with 0: pad sequences on the right")
         return self.encoder(inputs_embeds)
 

@@ -67,15 +67,13 @@ class _CausalFilter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         length = x.shape[1]
-        padded = F.pad(
-            self.taps[:length], (0, 0, length - 1, 0)
-        )  # taps_{−(L−1)} … taps_{−1} are zero
-        toeplitz = padded.unfold(0, length, 1).flip(
-            -1
-        )  # (L, h, L): [t, c, s] = taps_{t−s} of channel c
-        return (toeplitz.transpose(0, 1) @ x.permute(2, 1, 0)).permute(
-            2, 1, 0
-        )  # batched over channels
+        # taps_{−(L−1)} … taps_{−1} are zero.
+        padded = F.pad(self.taps[:length], (0, 0, length - 1, 0))
+        # (L, h, L): [t, c, s] = taps_{t−s} of channel c.
+        toeplitz = padded.unfold(0, length, 1).flip(-1)
+        # One product for each channel: (h, L, L) times (h, L, b).
+        by_channel = toeplitz.transpose(0, 1) @ x.permute(2, 1, 0)
+        return by_channel.permute(2, 1, 0)
 
 
 @register
@@ -84,7 +82,8 @@ class FMLPForNextItem(NextItemModel):
     item scores.
     """
 
-    config_class, encoder_class = FMLPConfig, _FilterNetwork
+    config_class = FMLPConfig
+    encoder_class = _FilterNetwork
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)

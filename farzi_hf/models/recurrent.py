@@ -15,21 +15,22 @@ from farzi_hf.models.base import (
 
 
 def _gru(config: SequenceConfig) -> nn.GRU:
-    between = config.dropout if config.num_hidden_layers > 1 else 0.0
+    dropout_between = config.dropout if config.num_hidden_layers > 1 else 0.0
     return nn.GRU(
         config.hidden_size,
         config.hidden_size,
         config.num_hidden_layers,
         batch_first=True,
-        dropout=between,
+        dropout=dropout_between,
     )
 
 
 def _states(model: nn.Module, embeds: Tensor) -> Tensor:
-    with torch.backends.cudnn.flags(
-        enabled=False
-    ):  # its recurrent kernels have no second derivative
-        return model.dropout(model.gru(model.dropout(embeds))[0])
+    """States (b, L, h) of a model with `gru` and `dropout`."""
+    # cuDNN's recurrent kernels have no second derivative.
+    with torch.backends.cudnn.flags(enabled=False):
+        states, _ = model.gru(model.dropout(embeds))
+        return model.dropout(states)
 
 
 class GRU4RecConfig(NextItemConfig):
@@ -41,7 +42,8 @@ class GRU4RecConfig(NextItemConfig):
 class _Recurrent(nn.Module):
     def __init__(self, config: GRU4RecConfig) -> None:
         super().__init__()
-        self.dropout, self.gru = nn.Dropout(config.dropout), _gru(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.gru = _gru(config)
 
     forward = _states
 
@@ -50,19 +52,17 @@ class _Recurrent(nn.Module):
 class GRU4RecForNextItem(NextItemModel):
     """Item embeddings, GRU layers, item scores."""
 
-    config_class, encoder_class = GRU4RecConfig, _Recurrent
+    config_class = GRU4RecConfig
+    encoder_class = _Recurrent
 
 
 class RNNConfig(SequenceConfig):
-    """Size of an `RNNForCausalLM`. It has the arguments of `SequenceConfig` and one more.
-
-    Args:
-        vocab_size: V, entries of the vocabulary.
-    """
+    """Size of an `RNNForCausalLM`. It has the arguments of `SequenceConfig` and one more."""
 
     model_type = "farzi_rnn"
     sizes = (*SequenceConfig.sizes, "vocab_size")
     vocab_size: int = 2004
+    """V, entries of the vocabulary."""
 
 
 @register
@@ -75,7 +75,8 @@ class RNNForCausalLM(SequenceModel):
     def __init__(self, config: RNNConfig) -> None:
         super().__init__(config)
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.gru, self.dropout = _gru(config), nn.Dropout(config.dropout)
+        self.gru = _gru(config)
+        self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
 

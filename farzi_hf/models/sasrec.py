@@ -11,10 +11,6 @@ from farzi_hf.models.base import NextItemConfig, NextItemModel, register
 class SASRecConfig(NextItemConfig):
     """Size of a `SASRecForNextItem`. It has the arguments of `NextItemConfig` and one more.
 
-    Args:
-        num_attention_heads: heads of every layer; each has hidden_size / num_attention_heads
-            channels.
-
     Raises:
         ValueError: hidden_size is no multiple of num_attention_heads.
     """
@@ -23,6 +19,7 @@ class SASRecConfig(NextItemConfig):
 
     sizes = (*NextItemConfig.sizes, "num_attention_heads")
     num_attention_heads: int = 1
+    """Heads of every layer; each has hidden_size / num_attention_heads channels."""
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
@@ -51,7 +48,8 @@ class _Transformer(nn.Module):
 class _Layer(nn.Module):
     def __init__(self, config: SASRecConfig) -> None:
         super().__init__()
-        size, self.heads = config.hidden_size, config.num_attention_heads
+        size = config.hidden_size
+        self.heads = config.num_attention_heads
         self.attention_norm = nn.LayerNorm(size)
         self.query_key_value = nn.Linear(size, 3 * size)
         self.attention_output = nn.Linear(size, size)
@@ -68,9 +66,11 @@ class _Layer(nn.Module):
         derivative.
         """
         b, length, size = x.shape
-        # (b, L, 3h) → three times (b, heads, L, h / heads)
-        q, k, v = self.query_key_value(x).view(b, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        scores = q @ k.transpose(-1, -2) * (size // self.heads) ** -0.5
+        # (b, L, 3h) → three times (b, heads, L, h / heads).
+        heads = self.query_key_value(x).view(b, length, 3, self.heads, -1)
+        q, k, v = heads.permute(2, 0, 3, 1, 4)
+        scale = (size // self.heads) ** -0.5
+        scores = q @ k.transpose(-1, -2) * scale
         future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         weights = self.dropout(torch.softmax(scores.masked_fill(future, -torch.inf), dim=-1))
         return (weights @ v).transpose(1, 2).reshape(b, length, size)
@@ -86,4 +86,5 @@ class SASRecForNextItem(NextItemModel):
     the training.
     """
 
-    config_class, encoder_class = SASRecConfig, _Transformer
+    config_class = SASRecConfig
+    encoder_class = _Transformer

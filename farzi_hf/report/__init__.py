@@ -5,6 +5,7 @@ figures.
 """
 
 from farzi_hf.report.comparison import Comparison, Measured, Student, pooled_row, pooled_rows
+from farzi_hf.report.counted import CountedItems, CountedText, count
 from farzi_hf.report.rows import BASELINES
 from farzi_hf.report.suggestion import suggest
 from farzi_hf.report.tables import listed, markdown, save_csv, save_json, save_text
@@ -15,6 +16,8 @@ from farzi_hf.report.verdict import Verdict, compare
 __all__ = [
     "BASELINES",
     "Comparison",
+    "CountedItems",
+    "CountedText",
     "Measured",
     "RunSettings",
     "Student",
@@ -22,6 +25,7 @@ __all__ = [
     "TaskData",
     "Verdict",
     "compare",
+    "count",
     "listed",
     "markdown",
     "pooled_row",

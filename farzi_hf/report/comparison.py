@@ -6,7 +6,6 @@ many tokens per step.
 
 from __future__ import annotations
 
-import lzma
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +20,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedConfig
 
 from farzi_hf.data import flatten_sequences, head_sequences, random_sequences
+from farzi_hf.data.coding import StoredBytes, flat_bytes, stored_bytes
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.sequences import as_rows, id_bits
 from farzi_hf.distillation.inner_training import Students, SyntheticTraining
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from farzi_hf.report.task_data import TaskData
 
 _LOGITS = 2**27  # of a batch of an evaluation, which takes three times as much
+_DRAWS, _NEAR = 4, 0.01
+"""How often the number of sequences with so many bytes is corrected, and how near it then is."""
 Student = Callable[[Mapping[str, Tensor]], Tensor]
 """A trained model: a function from a batch to logits (b, L, V)."""
 
@@ -48,7 +50,7 @@ class Measured:
         students: `Task.statistics` of each student on the test split.
         nbytes: bytes of the training data.
         steps: training steps of each student; None if nothing was trained.
-        seconds: mean time of one training.
+        seconds: mean time of one training; of counting, where a model only counts.
     """
 
     method: str
@@ -122,7 +124,7 @@ class Comparison(Students):
         length, inner = farzi.config.sequence_length, farzi.config.inner
         seed = data.seeds(farzi.results.recipe.get("seed", 42))[0]
         config = config or data.task.learner_config(data.settings.learner, length)
-        training = SyntheticTraining.of(inner, farzi.config.tau).reading(farzi)
+        training = SyntheticTraining.of(inner, farzi.forms)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         return cls(
             task=data.task,
@@ -183,21 +185,18 @@ class Comparison(Students):
         return [derive(self.seed, Purpose.REAL_STUDENT, i) for i in range(self.num_students)]
 
     def token_bytes(self, tokens: int) -> int:
-        """Bytes of so many ids."""
-        return -(-tokens * id_bits(self.learner.vocab_size) // 8)
+        """Bytes of so many ids in flat bits."""
+        return flat_bytes(tokens, self.learner.vocab_size)
+
+    def stored_bytes(self, sequences: Dataset) -> StoredBytes:
+        """Bytes of all ids, stored in three ways."""
+        return stored_bytes(sequences, self.learner.vocab_size)
 
     def nbytes(self, sequences: Dataset) -> int:
-        """Bytes of all ids."""
-        return self.token_bytes(len(flatten_sequences(sequences)[0]))
-
-    def compressed_nbytes(self, sequences: Dataset) -> int:
-        """Bytes that `xz -9` leaves of all ids, each in as many whole bytes as the vocabulary needs
-        (xz finds less in packed bits).
+        """Bytes that one must keep of all ids: in flat bits, coded by their entropy or by xz,
+        whichever is the least. Summaries are coded too.
         """
-        ids = flatten_sequences(sequences)[0].astype(
-            np.min_scalar_type(self.learner.vocab_size - 1)
-        )
-        return len(lzma.compress(ids.tobytes(), preset=9))
+        return self.stored_bytes(sequences).least
 
     def summary_student(self, index: int = 0) -> Student:
         """Student `index` of the summary as it is now: the same as
@@ -257,10 +256,17 @@ class Comparison(Students):
         return shuffled.select(range(min(len(ends), int(np.searchsorted(ends, tokens)) + 1)))
 
     def draw_bytes(self, seed: int) -> Dataset:
-        """Random sequences with as many bytes as the summary has, or a few more; all, if they have
-        fewer.
-        """
-        return self.draw_tokens(8 * self.farzi.nbytes // id_bits(self.learner.vocab_size), seed)
+        """Random sequences with about as many bytes as the summary has; all, if they have fewer."""
+        wanted = self.farzi.nbytes
+        tokens = 8 * wanted // id_bits(self.learner.vocab_size)
+        drawn = self.draw_tokens(tokens, seed)
+        for _ in range(_DRAWS):  # coded, they have fewer, and fewer each, the more there are
+            nbytes = self.nbytes(drawn)
+            if len(drawn) == len(self.splits["train"]) or nbytes >= (1 - _NEAR) * wanted:
+                break
+            tokens = round(tokens * wanted / nbytes)
+            drawn = self.draw_tokens(tokens, seed)
+        return drawn
 
     def outputs(
         self,
@@ -322,14 +328,17 @@ class Comparison(Students):
         )
 
     def counted(self) -> list[Measured]:
-        """Count models, which are not trained. Their `nbytes` are the bytes of the
-        training split.
+        """Count models, which are not trained. They are counted in seconds, so what one must keep
+        is the model or the training split, whichever is smaller.
         """
-        splits, nbytes = self.splits, self.nbytes(self.splits["train"])
-        found = self.task.counted(
-            splits["train"], splits["validation"], splits["test"], self.learner.vocab_size
-        )
-        return [Measured(method, [statistics], nbytes) for method, statistics in found.items()]
+        splits = self.splits
+        parts = (splits["train"], splits["validation"], splits["test"])
+        of_data = self.nbytes(splits["train"])
+        found = []
+        for row in self.task.count(*parts, self.learner.vocab_size):
+            nbytes = of_data if row.nbytes is None else min(row.nbytes, of_data)
+            found.append(Measured(row.method, [row.statistics], nbytes, seconds=row.seconds))
+        return found
 
     def row(self, measured: Measured) -> Row:
         """The row of this seed alone."""
@@ -351,6 +360,7 @@ def pooled_row(task: Task, seeds: Sequence[Measured]) -> Row:
             "steps": round(np.mean([part.steps for part in seeds])),
             "students": len(first.students),
         }
+    if first.seconds is not None:
         row["seconds"] = round(np.mean([part.seconds for part in seeds]), 2)
     return row
 

@@ -6,7 +6,8 @@ threads and in notebooks.
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -16,32 +17,69 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.ticker import AutoLocator, LogLocator, NullFormatter
 
 from farzi_hf.common.files import replace_file
 from farzi_hf.common.text import number
 
-INK, MUTED = "#333333", "#9aa5b1"
-SUMMARY, REAL, SOME_REAL, TEACHER, COUNTED = "#0072b2", "#d55e00", "#e69f00", "#009e73", "#6b7680"
-KINDS = {
-    SUMMARY: ("a summary", ()),
-    REAL: ("all real data", ("full data", "all real", "students of all real")),
-    SOME_REAL: ("some real data", ("random", "head", "so many bytes", "as many")),
-    TEACHER: ("the teacher", ("teacher", "the packed teacher", "same inputs")),
-    COUNTED: (
+INK = "#333333"
+"""Of text, and of what stands in front."""
+
+MUTED = "#9aa5b1"
+"""Of what stands behind."""
+
+SUMMARY = "#0072b2"
+REAL = "#d55e00"
+SOME_REAL = "#e69f00"
+TEACHER = "#009e73"
+COUNTED = "#6b7680"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of rows of a table, which has a colour of its own in every figure."""
+
+    color: str
+    """Colour-blind readers can tell the colours apart (Okabe & Ito, 2008)."""
+
+    name: str
+    """In the legend."""
+
+    beginnings: tuple[str, ...]
+    """How the names of such rows begin."""
+
+
+KINDS = (
+    Kind(SUMMARY, "a summary", ()),
+    Kind(REAL, "all real data", ("full data", "all real", "students of all real")),
+    Kind(SOME_REAL, "some real data", ("random", "head", "so many bytes", "as many")),
+    Kind(TEACHER, "the teacher", ("teacher", "the packed teacher", "same inputs")),
+    Kind(
+        COUNTED,
         "counted",
-        ("unigram", "interpolated", "popularity", "item bigram", "counted", "the paper"),
+        (
+            "unigram",
+            "interpolated",
+            "Kneser-Ney",
+            "popularity",
+            "item bigram",
+            "rules of sequences",
+            "counted",
+            "the paper",
+        ),
     ),
-}
-"""The same colour for the same thing in every figure: what it stands for, and how names of such
-rows begin. Any other row is of a summary. Colour-blind readers can tell them apart (Okabe & Ito,
-2008).
-"""
+)
+"""In the order of the legend. A row that belongs to no other is of a summary."""
+
 FAR = 2.0
 """Values of so many times the median are not drawn to scale, but written at the edge: they would
 squash all others.
 """
+
+DOTS_PER_INCH = 150
+"""Of figures that are images."""
 
 Rows = Sequence[Mapping[str, Any]]
 File = str | os.PathLike
@@ -65,41 +103,61 @@ def plot_comparison(
             f"rows has no finite {metric!r}; pass rows such as {{'method': 'Farzi', {metric!r}:"
             " 1.0}"
         )
-    values, drawn = [float(row[metric]) for row in rows], {color_of(row["method"]) for row in rows}
+    values = [float(row[metric]) for row in rows]
     edge = FAR * abs(median_low(values))
     figure, (axes,) = new_panels(7.5, 1.2 + 0.36 * len(rows))
     plain_numbers(axes.xaxis)
-    for i, (row, value) in enumerate(zip(rows, values, strict=True)):
-        color, interval = color_of(row["method"]), row.get(f"{metric}_interval") or (value, value)
-        low, high, at = (min(x, edge) for x in (*interval, value))
-        axes.plot(
-            [low, high], [i, i], color=color, linewidth=1.6, marker="|", solid_capstyle="butt"
-        )
-        axes.plot(at, i, color=color, marker=">" if value > edge else "o")
-        axes.annotate(
-            number(value),
-            (max(high, at), i),
-            (8, 0),
-            textcoords="offset points",
-            va="center",
-            color=INK,
-        )
+    for place, (row, value) in enumerate(zip(rows, values, strict=True)):
+        interval = row.get(f"{metric}_interval") or (value, value)
+        _draw_row(axes, place, value, interval, edge, color_of(row["method"]))
     axes.margins(x=0.12)
     axes.set_yticks(range(len(rows)), [str(row["method"]) for row in rows])
     axes.invert_yaxis()
-    axes.set_xlabel((metric_label or metric) + (" (▸ off the axis)" if max(values) > edge else ""))
-    kinds = {
-        kind: Line2D([], [], color=color, marker="o")
-        for color, (kind, _) in KINDS.items()
-        if color in drawn
-    }
-    figure.legend(
-        kinds.values(), kinds, loc="outside upper center", ncols=5, frameon=False, fontsize=9
-    )
+    note = " (▸ off the axis)" if max(values) > edge else ""
+    axes.set_xlabel((metric_label or metric) + note)
+    _draw_legend(figure, {color_of(row["method"]) for row in rows})
     save(figure, path)
 
 
+def _draw_row(
+    axes: Axes,
+    place: int,
+    value: float,
+    interval: tuple[float, float],
+    edge: float,
+    color: str,
+) -> None:
+    """A point with its interval and its value, at the height `place`; nothing beyond the edge."""
+    low = min(interval[0], edge)
+    high = min(interval[1], edge)
+    point = min(value, edge)
+    axes.plot(
+        [low, high], [place, place], color=color, linewidth=1.6, marker="|", solid_capstyle="butt"
+    )
+    axes.plot(point, place, color=color, marker=">" if value > edge else "o")
+    axes.annotate(
+        number(value),
+        (max(high, point), place),
+        (8, 0),
+        textcoords="offset points",
+        va="center",
+        color=INK,
+    )
+
+
+def _draw_legend(figure: Figure, colors: Collection[str]) -> None:
+    """What these colours stand for, above the panels."""
+    drawn = [kind for kind in KINDS if kind.color in colors]
+    lines = [Line2D([], [], color=kind.color, marker="o") for kind in drawn]
+    names = [kind.name for kind in drawn]
+    figure.legend(lines, names, loc="outside upper center", ncols=5, frameon=False, fontsize=9)
+
+
 # -- of one distillation ---------------------------------------------------------------------------
+
+
+_LABELS = {"loss": "Outer loss (nats)", "grad_norm": "Meta-gradient norm"}
+"""Of the vertical axes, by what is logged."""
 
 
 def plot_distillation(
@@ -116,61 +174,77 @@ def plot_distillation(
             rows have it.
         baselines: horizontal lines in the metric's panel, by name: `full_data=82.0, unigram=196.6`.
     """
-    drawn = {name: _series(log_history, name) for name in (metric, "loss", "grad_norm")}
-    drawn = {name: points for name, points in drawn.items() if len(points)}
-    if not drawn:
+    series = {name: _series(log_history, name) for name in (metric, "loss", "grad_norm")}
+    logged = {name: points for name, points in series.items() if len(points)}
+    if not logged:
         raise ValueError(
             f"log_history has no {metric}, loss or grad_norm; pass trainer.state.log_history of"
             " a run"
         )
-    heights = [1.6 if name == metric else 1.0 for name in drawn]
+    heights = [1.6 if name == metric else 1.0 for name in logged]
     figure, panels = new_panels(
-        7.5, 0.6 + 1.9 * sum(heights), len(drawn), sharex=True, height_ratios=heights
+        7.5, 0.6 + 1.9 * sum(heights), len(logged), sharex=True, height_ratios=heights
     )
-    for axes, (name, points) in zip(panels, drawn.items(), strict=True):
+    for axes, (name, points) in zip(panels, logged.items(), strict=True):
         plain_numbers(axes.yaxis)
         steps, values = points.T
         if name == metric:
-            axes.plot(
-                steps,
-                values,
-                color=SUMMARY,
-                marker="o",
-                markersize=4,
-                label="student on the summary",
-            )
             spread = _series(log_history, f"{metric}_std")[:, 1]
-            if len(spread) == len(values):
-                axes.fill_between(
-                    steps, values - spread, values + spread, color=SUMMARY, alpha=0.18, linewidth=0
-                )
-            draw_lines(axes, baselines, within=(values.min() / 1.25, values.max() * 1.25))
-            axes.legend(
-                ncols=3, frameon=False, fontsize=9, loc="lower center", bbox_to_anchor=(0.5, 1.0)
-            )
+            _draw_metric(axes, steps, values, spread, baselines)
             axes.set_ylabel(metric_label)
         else:
-            half = len(values) // 40
-            median = [
-                np.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))
-            ]
-            axes.plot(steps, values, color=MUTED, linewidth=0.8, alpha=0.8)
-            axes.plot(
-                steps, median, color=INK, linewidth=1.6
-            )  # in front: the running median, which outliers do not move
-            axes.set_ylabel("Outer loss (nats)" if name == "loss" else "Meta-gradient norm")
-            if name == "grad_norm":
-                logarithmic(axes, "y")
+            _draw_noisy(axes, steps, values)
+            axes.set_ylabel(_LABELS[name])
+        if name == "grad_norm":
+            logarithmic(axes, "y")
     plain_numbers(panels[-1].xaxis)
     panels[-1].set_xlabel("Outer step")
     figure.align_ylabels()
     save(figure, path)
 
 
+def _draw_metric(
+    axes: Axes,
+    steps: np.ndarray,
+    values: np.ndarray,
+    spread: np.ndarray,
+    baselines: Mapping[str, float],
+) -> None:
+    """The curve of the student metric, with a band if each value has a spread, and horizontal lines
+    to compare it with.
+    """
+    axes.plot(
+        steps, values, color=SUMMARY, marker="o", markersize=4, label="student on the summary"
+    )
+    if len(spread) == len(values):
+        band = {"color": SUMMARY, "alpha": 0.18, "linewidth": 0}
+        axes.fill_between(steps, values - spread, values + spread, **band)
+    draw_lines(axes, baselines, within=(values.min() / 1.25, values.max() * 1.25))
+    axes.legend(ncols=3, frameon=False, fontsize=9, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+
+def _draw_noisy(axes: Axes, steps: np.ndarray, values: np.ndarray) -> None:
+    """A quantity that jumps from step to step, and in front of it the running median, which
+    outliers do not move.
+    """
+    reach = len(values) // 40
+    windows = [values[max(0, i - reach) : i + reach + 1] for i in range(len(values))]
+    medians = [np.median(window) for window in windows]
+    axes.plot(steps, values, color=MUTED, linewidth=0.8, alpha=0.8)
+    axes.plot(steps, medians, color=INK, linewidth=1.6)
+
+
 def _series(log_history: Rows, name: str) -> np.ndarray:
     """(n, 2): outer step and value of every row that logged a finite `name`."""
     points = [(row["step"], row[name]) for row in log_history if finite(row.get(name))]
     return np.array(points, dtype=float).reshape(-1, 2)
+
+
+_COLUMNS = 10
+"""Positions of a strip of `plot_tokens`."""
+
+_CENTRED = {"ha": "center", "va": "center", "parse_math": False}
+"""Of tokens, which may hold dollar signs: these would start a formula."""
 
 
 def plot_tokens(decoded: Sequence[Rows], path: File, shown: str = "Synthetic sequence 0") -> None:
@@ -180,69 +254,74 @@ def plot_tokens(decoded: Sequence[Rows], path: File, shown: str = "Synthetic seq
     Where positions have labels of their own, these are the tokens of the label, and the likeliest
     input stands above, in another colour.
 
+    The figure prints the sequence, whoever owns it: see `farzi_hf.summary.origins`.
+
     Args:
         decoded: `farzi.decode(top_k)`.
         shown: what the first of them is called.
     """
-    positions, columns, own = (
-        decoded[0],
-        min(10, len(decoded[0])),
-        "label_" * ("label_tokens" in decoded[0][0]),
-    )
-    starts, top_k = range(0, len(positions), columns), len(positions[0][f"{own}tokens"])
+    positions = decoded[0]
+    has_labels = "label_tokens" in positions[0]
+    of = "label_" if has_labels else ""
+    top_k = len(positions[0][f"{of}tokens"])
+    columns = min(_COLUMNS, len(positions))
+    starts = range(0, len(positions), columns)
     figure = Figure(figsize=(14, 0.5 + len(starts) * (0.36 * top_k + 0.5)), layout="constrained")
     panels = figure.subplots(len(starts), squeeze=False)[:, 0]
-    how = {
-        "ha": "center",
-        "va": "center",
-        "parse_math": False,
-    }  # tokens may hold dollar signs, which would start a formula
     for axes, first in zip(panels, starts, strict=True):
-        strip, shades = positions[first : first + columns], np.full((top_k, columns), np.nan)
-        shades[:, : len(strip)] = np.array(
-            [position[f"{own}probabilities"] for position in strip]
-        ).T
-        image = axes.imshow(
-            shades, cmap="Blues", norm=PowerNorm(0.5, 0, 1), aspect="auto"
-        )  # most probabilities are small
-        for x, position in enumerate(strip):
-            for y, (token, probability) in enumerate(
-                zip(position[f"{own}tokens"], position[f"{own}probabilities"], strict=True)
-            ):
-                color = "white" if probability > 0.35 else INK
-                axes.text(x, y - 0.14, _short(token), fontsize=8.5, color=color, **how)
-                axes.text(x, y + 0.25, f"{probability:.2f}", fontsize=6.5, color=color, **how)
-            if own:
-                axes.text(
-                    x,
-                    -0.75,
-                    _short(position["tokens"][0]),
-                    fontsize=8.5,
-                    fontweight="bold",
-                    color=REAL,
-                    **how,
-                )
+        strip = positions[first : first + columns]
+        image = _draw_strip(axes, strip, of, (top_k, columns))
+        if has_labels:
+            _draw_inputs(axes, strip)
         names = [
-            f"{first + x}\n{position[f'{own}entropy']:.1f} nats" for x, position in enumerate(strip)
+            f"{place}\n{position[f'{of}entropy']:.1f} nats"
+            for place, position in enumerate(strip, first)
         ]
         axes.set_xticks(range(len(strip)), names, fontsize=7.5)
         axes.set_yticks(range(top_k), [str(rank + 1) for rank in range(top_k)], fontsize=7.5)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
     figure.colorbar(image, ax=list(panels), label="Probability", aspect=30, pad=0.01)
-    what = (
-        "in orange what a student reads, below it what it should predict next"
-        if own
-        else "likeliest tokens per position"
-    )
+    if has_labels:
+        what = "in orange what a student reads, below it what it should predict next"
+    else:
+        what = "likeliest tokens per position"
     figure.suptitle(f"{shown}: {what}", fontsize=11)
     save(figure, path)
 
 
+def _draw_strip(axes: Axes, strip: Rows, of: str, shape: tuple[int, int]) -> AxesImage:
+    """The likeliest tokens of some positions, a column each, on a darker shade the likelier they
+    are.
+
+    Args:
+        of: "label_" for tokens of labels, "" for those of inputs.
+        shape: tokens of a column, and columns; those without a position stay empty.
+    """
+    shades = np.full(shape, np.nan)
+    shades[:, : len(strip)] = np.array([position[f"{of}probabilities"] for position in strip]).T
+    # Most probabilities are small: their roots tell them apart.
+    image = axes.imshow(shades, cmap="Blues", norm=PowerNorm(0.5, 0, 1), aspect="auto")
+    for x, position in enumerate(strip):
+        likeliest = zip(position[f"{of}tokens"], position[f"{of}probabilities"], strict=True)
+        for y, (token, probability) in enumerate(likeliest):
+            color = "white" if probability > 0.35 else INK
+            axes.text(x, y - 0.14, _short(token), fontsize=8.5, color=color, **_CENTRED)
+            axes.text(x, y + 0.25, f"{probability:.2f}", fontsize=6.5, color=color, **_CENTRED)
+    return image
+
+
+def _draw_inputs(axes: Axes, strip: Rows) -> None:
+    """The likeliest input of some positions, above their columns."""
+    look = {"fontsize": 8.5, "fontweight": "bold", "color": REAL}
+    for x, position in enumerate(strip):
+        axes.text(x, -0.75, _short(position["tokens"][0]), **look, **_CENTRED)
+
+
 def _short(token: Any) -> str:
-    return (
-        str(token) if len(str(token)) <= 12 else str(token)[:11] + "…"
-    )  # a cell has no room for more
+    """The token, cut to what a cell has room for."""
+    text = str(token)
+    return text if len(text) <= 12 else f"{text[:11]}…"
 
 
 # -- the style -------------------------------------------------------------------------------------
@@ -267,11 +346,13 @@ class _PlainTicks(LogLocator):
         if vmax < 10 * vmin:
             ticks = AutoLocator().tick_values(vmin, vmax)
             return ticks[ticks > 0]
-        self.set_params(
-            subs=(
-                (1.0,) if vmax > 1e4 * vmin else (1.0, 3.0) if vmax > 50 * vmin else (1.0, 2.0, 5.0)
-            )
-        )
+        if vmax > 1e4 * vmin:
+            multiples = (1.0,)
+        elif vmax > 50 * vmin:
+            multiples = (1.0, 3.0)
+        else:
+            multiples = (1.0, 2.0, 5.0)
+        self.set_params(subs=multiples)
         return super().tick_values(vmin, vmax)
 
 
@@ -291,19 +372,23 @@ def new_panels(
     a frame, with a faint grid.
     """
     figure = Figure(figsize=(width, height), layout="constrained")
-    found = list(figure.subplots(*grid, squeeze=False, **options).flat)
-    for axes in found:
+    panels = list(figure.subplots(*grid, squeeze=False, **options).flat)
+    for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color="#e6e9ed", linewidth=0.8)
         axes.set_axisbelow(True)
-    return figure, found
+    return figure, panels
 
 
 def color_of(method: Any) -> str:
     """The colour of a row, or of a line, by how its name begins."""
-    return next(
-        (color for color, (_, begins) in KINDS.items() if str(method).startswith(begins)), SUMMARY
-    )
+    for kind in KINDS:
+        if str(method).startswith(kind.beginnings):
+            return kind.color
+    return SUMMARY
+
+
+_LINE_STYLES = ("--", ":", "-.")
 
 
 def draw_lines(
@@ -312,11 +397,18 @@ def draw_lines(
     """Draws horizontal lines, with their names in the legend; of those that are not `within` an
     interval the legend alone.
     """
-    for i, (name, value) in enumerate(lines.items()):
-        name, drawn = name.replace("_", " "), within[0] <= value <= within[1]
-        look = {"color": color_of(name), "linestyle": ("--", ":", "-.")[i % 3], "linewidth": 1.6}
-        draw = axes.axhline if drawn else lambda y, **look: axes.plot([], [], **look)
-        draw(value, label=f"{name} ({number(value)}{'' if drawn else ', off the axis'})", **look)
+    low, high = within
+    for i, (key, value) in enumerate(lines.items()):
+        name = key.replace("_", " ")
+        look = {
+            "color": color_of(name),
+            "linestyle": _LINE_STYLES[i % len(_LINE_STYLES)],
+            "linewidth": 1.6,
+        }
+        if low <= value <= high:
+            axes.axhline(value, label=f"{name} ({number(value)})", **look)
+        else:
+            axes.plot([], [], label=f"{name} ({number(value)}, off the axis)", **look)
 
 
 def save(figure: Figure, path: File) -> None:
@@ -324,7 +416,5 @@ def save(figure: Figure, path: File) -> None:
     the format.
     """
     path = Path(path)
-    replace_file(
-        path,
-        lambda new: figure.savefig(new, dpi=150, format=path.suffix.removeprefix(".") or "png"),
-    )
+    form = path.suffix.removeprefix(".") or "png"
+    replace_file(path, lambda new: figure.savefig(new, dpi=DOTS_PER_INCH, format=form))

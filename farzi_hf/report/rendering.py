@@ -16,21 +16,19 @@ from transformers import TrainingArguments
 
 import farzi_hf
 from farzi_hf.report.comparison import Comparison
+from farzi_hf.report.provenance import PROVENANCES
 from farzi_hf.report.task_data import TaskData
 from farzi_hf.tasks import Recommendation, Task
 
 
 def environment(args: TrainingArguments) -> dict[str, Any]:
     """The facts on which a result depends beside its recipe and seeds: versions and hardware."""
-    versions = {
-        "farzi_hf": farzi_hf.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
     return {
         "world_size": args.world_size,
         "device": args.device.type,
-        **versions,
+        "farzi_hf": farzi_hf.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
         **commit_of(Path(__file__)),
     }
 
@@ -47,80 +45,50 @@ def commit_of(path: Path) -> dict[str, str]:
         command = ["git", "-C", str(path.parent), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
+    code = (":(top)", ":(top,exclude)model_cards", ":(top,exclude)*.md")
     try:
         git("ls-files", "--error-unmatch", path.name)
-        changed = git(
-            "diff",
-            "--name-only",
-            "HEAD",
-            "--",
-            ":(top)",
-            ":(top,exclude)model_cards",
-            ":(top,exclude)*.md",
-        )
-        return {"commit": git("describe", "--always") + ("-dirty" if changed else "")}
+        changed = git("diff", "--name-only", "HEAD", "--", *code)
+        commit = git("describe", "--always")
     except (OSError, subprocess.CalledProcessError):
         return {}
+    return {"commit": f"{commit}-dirty" if changed else commit}
 
 
 def distillation_seconds(log_history: Sequence[Mapping[str, Any]]) -> float:
     """Seconds of the start and of all outer steps, without evaluations. The steps before each
     resume are counted too.
     """
-    previous, seconds = 0, 0.0
+    seconds = 0.0
+    previous_step = 0
     for entry in log_history:
         seconds += entry.get("start_seconds", 0.0)
         if "seconds_per_step" in entry:
-            seconds += entry["seconds_per_step"] * (entry["step"] - previous)
-            previous = entry["step"]
+            steps = entry["step"] - previous_step
+            seconds += entry["seconds_per_step"] * steps
+            previous_step = entry["step"]
     return seconds
-
-
-_OURS = {
-    "dataset": "the sample data of farzi_hf",
-    "licence": "apache-2.0",
-    "licence_text": (
-        "The source was invented for farzi_hf, whose licence is Apache-2.0. It does not describe"
-        " real people."
-    ),
-}
-PROVENANCES = {
-    "ptb": {
-        "dataset": "Penn Treebank",
-        "licence_text": (
-            "The source, Penn Treebank, is licensed by the Linguistic Data Consortium (LDC99T42)."
-            " Ask the consortium before you publish a summary of it."
-        ),
-    },
-    "ml-100k": {
-        "dataset": "MovieLens-100k",
-        "licence_text": (
-            "The source, MovieLens, may be used for research; GroupLens forbids its redistribution."
-        ),
-    },
-    "magazine": {
-        "dataset": "Amazon Magazine Subscriptions",
-        "licence_text": (
-            "The source, Amazon reviews of magazine subscriptions, was collected for research and"
-            " states no licence."
-        ),
-    },
-    "sample": _OURS,
-    "sample_interactions": _OURS,
-}
 
 
 def provenance(c: Comparison, data: TaskData, seed: int) -> dict[str, Any]:
     """Facts about the source data, for the card: see `farzi_hf.summary.store.card.render_card`."""
-    name = data.settings.dataset
-    seed_of_split = f", seed {seed}" if data.task_class.splits_differ else ""
-    return {
-        "dataset": name,
+    settings = data.settings
+    split = data.task.split_label
+    if data.task_class.splits_differ:
+        split += f", seed {seed}"
+    facts = {
+        "dataset": settings.dataset,
         "data_sequences": len(c.splits["train"]),
-        "split": f"{data.task.split_label}{seed_of_split}; seed of the distillation {c.seed}",
+        "split": f"{split}; seed of the distillation {c.seed}",
         "command": "farzi distil recipe.yaml",
-        **({"licence": "other", **PROVENANCES[name]} if name in PROVENANCES else {}),
     }
+    if settings.licence is not None:
+        facts["licence"] = settings.licence
+    return {**facts, **PROVENANCES.get(settings.dataset, {})}
+
+
+_MOST_HALVINGS = 4
+"""Of the steps of a training on the full data."""
 
 
 def cost(c: Comparison) -> dict[str, float]:
@@ -132,18 +100,22 @@ def cost(c: Comparison) -> dict[str, float]:
     """
     start = time.perf_counter()
     student = c.summary_student(0)
-    facts = {"student_seconds": round(time.perf_counter() - start, 2)}
+    facts = {"student_seconds": _seconds_since(start)}
     error = c.validation_error(student)
     if not math.isfinite(error):  # any training would be as good as one that diverged
         return facts
-    for halvings in range(4, -1, -1):
+    for halvings in range(_MOST_HALVINGS, -1, -1):
         steps = max(1, c.long_training.steps >> halvings)
         start = time.perf_counter()
-        student, taken = c.long_student(c.seeds[0], steps)
-        seconds = round(time.perf_counter() - start, 2)
+        student, steps_taken = c.long_student(c.seeds[0], steps)
+        seconds = _seconds_since(start)
         if c.validation_error(student) <= error:
-            return {**facts, "full_data_seconds": seconds, "full_data_steps": taken}
+            return {**facts, "full_data_seconds": seconds, "full_data_steps": steps_taken}
     return facts
+
+
+def _seconds_since(start: float) -> float:
+    return round(time.perf_counter() - start, 2)
 
 
 def ratios(
@@ -153,20 +125,24 @@ def ratios(
     intervals paired over users. `seeds` are the rows of each seed, as `Measured.to_json` gives
     them.
     """
-    found = [row for rows in seeds for row in rows]
-    mine, theirs = (
-        [np.asarray(row["students"]) for row in found if row["method"] == method]
-        for method in (ours, other)
-    )
-    if not len(mine) == len(theirs) == len(seeds):
+    students: dict[str, list[np.ndarray]] = {ours: [], other: []}
+    for rows in seeds:
+        for row in rows:
+            if row["method"] in students:
+                students[row["method"]].append(np.asarray(row["students"]))
+    if any(len(of_seeds) != len(seeds) for of_seeds in students.values()):
         return {}
-    shares = []
+    parts = []
     for name in Recommendation.shown:
-        share, (low, high) = task.ratio(mine, theirs, name)
-        known = (
-            f"{100 * share:.1f} % ({100 * low:.1f}–{100 * high:.1f})"
-            if math.isfinite(share)
-            else "–"
-        )
-        shares.append(f"{name.upper()} {known}")
-    return {f"{ours.partition(' [')[0]} / {other}": ", ".join(shares)}
+        share, interval = task.ratio(students[ours], students[other], name)
+        parts.append(f"{name.upper()} {_percent(share, interval)}")
+    short_name = ours.partition(" [")[0]
+    return {f"{short_name} / {other}": ", ".join(parts)}
+
+
+def _percent(share: float, interval: tuple[float, float]) -> str:
+    """A share with its interval in per cent; a dash where it is not known."""
+    if not math.isfinite(share):
+        return "–"
+    low, high = interval
+    return f"{100 * share:.1f} % ({100 * low:.1f}–{100 * high:.1f})"

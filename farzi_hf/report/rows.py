@@ -25,7 +25,7 @@ from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import FarziTrainer, SyntheticTraining
 from farzi_hf.report.comparison import Comparison, Measured, Student
 from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
-from farzi_hf.summary.forms import LABELS
+from farzi_hf.summary.forms import TeacherLabels
 from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER
 from farzi_hf.summary.teacher import plain_config
 
@@ -46,8 +46,11 @@ def carrier_of(trainer: FarziTrainer) -> FarziData:
     """A summary of a trainer's data that carries a packed teacher of the same kind, with the
     settings of that form and no outer step.
     """
-    args, learner, defaults = copy.copy(trainer.args), trainer.learner, LABELS["teacher"].defaults
-    vars(args).update({name: defaults[name] for name in ("inputs", "storage")}, labels="teacher")
+    learner = trainer.learner
+    args = copy.copy(trainer.args)
+    args.labels = TeacherLabels.name
+    args.inputs = TeacherLabels.defaults["inputs"]
+    args.storage = TeacherLabels.defaults["storage"]
     config = args.summary_config(
         learner.vocab_size, teacher=plain_config(trainer.labelling.model.config)
     )
@@ -66,7 +69,7 @@ def packed_teacher(c: Comparison) -> Measured | None:
     if c.carrier is None or c.farzi.carried is not None:
         return None
     farzi = c.carrier()
-    training = SyntheticTraining.of(farzi.config.inner, farzi.config.tau).reading(farzi)
+    training = SyntheticTraining.of(farzi.config.inner, farzi.forms)
     return on_summary(replace(c, farzi=farzi, training=training), "packed teacher, made-up inputs")
 
 

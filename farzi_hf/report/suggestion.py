@@ -12,13 +12,14 @@ One choice has no trial, because each set that was measured gave the same answer
 the summary carries its teacher, and makes the ids that students read. Fixed rows with labels of
 their own need a table of the vocabulary too, and students learn them by heart.
 
-Every trial is kept on the disk with its result. A search that is started again takes what is there
-and goes on.
+Every trial is kept on the disk with its result, and with the checksums of the model that it has
+made. A search that is started again takes what is there and goes on; a trial whose model is gone or
+damaged is made again.
 """
 
 import hashlib
-import json
 import math
+import shutil
 import sys
 import tempfile
 import time
@@ -33,10 +34,10 @@ import torch
 from datasets import Dataset, DatasetDict
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from farzi_hf.common.files import exclusive
+from farzi_hf.common.files import checksums, differences, exclusive, load_record, save_record
 from farzi_hf.common.text import as_written, json_text, numbers_of
 from farzi_hf.data import flatten_sequences, random_sequences
-from farzi_hf.data.sequences import id_bits
+from farzi_hf.data.coding import stored_bytes
 from farzi_hf.data.streams import described
 from farzi_hf.distillation import FarziConfig, FarziTrainer, Learner
 from farzi_hf.distillation.learner import Parameters
@@ -44,9 +45,9 @@ from farzi_hf.distillation.rows import validation_loss
 from farzi_hf.distillation.teacher import seconds_of
 from farzi_hf.engine.devices import portions
 from farzi_hf.report.comparison import Comparison, with_ids
-from farzi_hf.report.tables import save_json
 from farzi_hf.report.trials import Suggestion, Trial, width_of, words_of
 from farzi_hf.summary import FarziData
+from farzi_hf.summary.forms import LABELS, DrawnInputs, TeacherLabels
 from farzi_hf.tasks import Task
 
 KEPT = "trials.json"
@@ -197,7 +198,7 @@ class Search:
                 f"dataset has splits {list(self.splits)}: {', '.join(sorted(missing))} is missing,"
                 " or has no row"
             )
-        if self.fixed.get("labels", "teacher") != "teacher":
+        if not LABELS[self.fixed.get("labels", TeacherLabels.name)].carries_teacher:
             raise ValueError(
                 f"labels={self.fixed['labels']!r}: trials choose summaries that carry a teacher;"
                 " leave labels out"
@@ -205,7 +206,7 @@ class Search:
         self.learners = (
             [dict(self.learner)] if self.learner is not None else list(self.task.learners)
         )
-        ids, lengths = flatten_sequences(self.splits["train"])
+        lengths = flatten_sequences(self.splits["train"])[1]
         self.vocab_size = self.task.learner_config(self.learners[0], 8).vocab_size
         # Of items, for nineteen users of twenty. Text is tested at all positions, so students read
         # all but those of two ids in a thousand.
@@ -219,7 +220,7 @@ class Search:
         )
         self.length = self.fixed.get("sequence_length", next(long_enough, max(10, most)))
         self.mean = float(min(lengths.mean(), self.length))
-        self.most = int(self.most or -(-len(ids) * id_bits(self.vocab_size) // 8))
+        self.most = int(self.most or stored_bytes(self.splits["train"], self.vocab_size).least)
         self.minutes = self.minutes or (10.0 if self.vocab_size <= 5000 else 30.0)
         self.shares = _SHARES if len(self.learners) > 1 else {**_SHARES, **_ALONE}
         some, held_out = max(20, int(_IDS / self.mean)), self.splits["validation"]
@@ -240,9 +241,9 @@ class Search:
         of_packing = {name: packed.found[name] for name in names}
         chosen = {"teacher_steps": teacher.found["teacher_steps"], **of_packing, **student.found}
         config = self.config(learner, self.output_dir, **chosen)
-        summary = FarziData.from_pretrained(self.folder / packed.found["folder"])
+        packed_summary = FarziData.from_pretrained(self.folder / packed.found["folder"])
+        summary = packed_summary.with_inputs(config.inputs)
         summary.config.inner = config.inner_settings()
-        summary.config.inputs = config.inputs
         model = self._model(teacher)
         return Suggestion(config, learner, self.trials, summary, (model, teacher), packed)
 
@@ -270,26 +271,33 @@ class Search:
         if not path.exists():
             return {}
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = load_record(path)
             return numbers_of(found["trials"]) if found["settings"] == self.settings else {}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"{str(path)!r} cannot be read ({error!r}): choose another folder"
+                f"{str(path)!r} cannot be used ({error}): choose another folder, or move this one"
+                " away"
             ) from None
 
     def trial(self, name: str, make: Callable[[], Mapping[str, Any]], key: str = "") -> Trial:
         """The trial of that name: `make()`, or what an earlier start has kept of it under `key`, by
-        default the name.
+        default the name. If the trial leaves a folder, the key is its name.
         """
         key = key or name
+        if key in self._kept and not self._is_whole(key):
+            del self._kept[key]
         if key not in self._kept:
             started, state = time.perf_counter(), self._state(key)
             values = make()
             seconds = max(
                 time.perf_counter() - started, seconds_of(state)
             )  # a training may have gone on
-            self._kept[key] = as_written({**values, "name": name, "seconds": round(seconds, 2)})
-            save_json({"settings": self.settings, "trials": self._kept}, self.folder / KEPT)
+            folder = self.folder / key
+            files = checksums(folder) if folder.is_dir() else {}
+            self._kept[key] = as_written(
+                {**values, "name": name, "seconds": round(seconds, 2), "files": files}
+            )
+            save_record(self.folder / KEPT, {"settings": self.settings, "trials": self._kept})
             state.unlink(missing_ok=True)
         found = Trial(**numbers_of(self._kept[key]))
         if found in self.trials:  # two stages have asked for it
@@ -300,9 +308,33 @@ class Search:
         self.show(f"[{self.spent / 60:4.1f} min, {left:4.1f} left] {name}: {said}")
         return found
 
+    def _is_whole(self, key: str) -> bool:
+        """Whether the folder that a kept trial has left is as it was written. What is left of
+        another one is removed. Raises ValueError if it holds files of others.
+        """
+        trial, folder = self._kept[key], self.folder / key
+        if "folder" not in trial.get("found", {}):
+            return True
+        expected = trial.get("files")  # older versions have written none
+        differ = differences(folder, expected) if expected else ""
+        if folder.is_dir() and not differ:
+            return True
+        if not folder.exists():
+            self.show(f"{folder} is gone: this trial is made again")
+            return False
+        if not expected or differ.added:
+            raise ValueError(
+                f"{str(folder)!r} is not as this search has left it ({differ}): move it away, and"
+                " this trial is made again"
+            )
+        self.show(f"{folder} is damaged ({differ}): this trial is made again")
+        shutil.rmtree(folder)
+        return False
+
     def _state(self, key: str) -> Path:
-        """Where the training of a trial keeps its state."""
-        return self.folder / f"{key}.safetensors"
+        """Where the training of a trial keeps its state. Other settings have another file."""
+        which = hashlib.sha256(json_text(self.settings).encode()).hexdigest()[:8]
+        return self.folder / f"{key}.{which}.safetensors"
 
     @property
     def spent(self) -> float:
@@ -317,8 +349,8 @@ class Search:
         """
         optimizer = self.fixed.get("teacher_optimizer", "adam" if self.task.ranked else "soap")
         settings = {
-            "labels": "teacher",
-            "inputs": "drawn",
+            "labels": TeacherLabels.name,
+            "inputs": DrawnInputs.name,
             "num_sequences": 64,
             "sequence_length": self.length,
             "inner_epsilon": 1e-6,
@@ -614,7 +646,7 @@ class Search:
 
             def make(settings: Mapping[str, Any] = settings) -> dict[str, Any]:
                 farzi = FarziData.from_pretrained(self.folder / packed.found["folder"])
-                farzi.config.inputs = settings["inputs"]
+                farzi = farzi.with_inputs(settings["inputs"])
                 trainer = self.trainer(learner, farzi_data=farzi, **settings)
                 judged = self.judged(trainer, trainer.learner, trainer.students.on_summary(0))
                 why = f"error {judged['error'] - packed.error:+.3f} to its teacher"

@@ -17,29 +17,34 @@ def markdown(rows: Sequence[Mapping[str, str]], texts: Sequence[str] = ()) -> st
     numbers and are aligned right. Cells may be texts of others: see `terminal_text`. A bar, which
     would end the cell, becomes a broken one.
     """
-    cells = (rows[0], *(row.values() for row in rows))
-    lines = [[terminal_text(cell).replace("|", "¦") for cell in line] for line in cells]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    left = [index == 0 or name in texts for index, name in enumerate(rows[0])]
+    names = list(rows[0])
+    table = [names, *(list(row.values()) for row in rows)]
+    head, *body = [[_cell(text) for text in line] for line in table]
+    columns = zip(head, *body, strict=True)
+    widths = [max(map(len, column)) for column in columns]
+    is_left = [column == 0 or name in texts for column, name in enumerate(names)]
+    rule = "".join(map(_rule, widths, is_left)) + "|"
+    lines = [_line(cells, widths, is_left) for cells in body]
+    return "\n".join([_line(head, widths, is_left), rule, *lines])
 
-    def line(cells: Sequence[str]) -> str:
-        shown = zip(cells, widths, left, strict=True)
-        return (
-            "| "
-            + " | ".join(
-                cell.ljust(width) if text else cell.rjust(width) for cell, width, text in shown
-            )
-            + " |"
-        )
 
-    rule = (
-        "".join(
-            f"|-{'-' * width}{'-' if text else ':'}"
-            for width, text in zip(widths, left, strict=True)
-        )
-        + "|"
-    )
-    return "\n".join([line(lines[0]), rule, *map(line, lines[1:])])
+def _rule(width: int, is_left: bool) -> str:
+    """The part of the rule below a head that belongs to one column, and says how it is aligned."""
+    return f"|-{'-' * width}{'-' if is_left else ':'}"
+
+
+def _cell(text: str) -> str:
+    """A text that neither acts on a terminal nor ends its cell."""
+    return terminal_text(text).replace("|", "¦")
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], is_left: Sequence[bool]) -> str:
+    """A line of a table, its cells as wide as their columns."""
+    padded = [
+        cell.ljust(width) if left else cell.rjust(width)
+        for cell, width, left in zip(cells, widths, is_left, strict=True)
+    ]
+    return f"| {' | '.join(padded)} |"
 
 
 def listed(facts: Mapping[str, Any]) -> str:
@@ -52,13 +57,17 @@ def save_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     JSON.
     """
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
+    columns = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(text, list(columns))
     writer.writeheader()
     for row in rows:
-        writer.writerow(
-            {k: json_text(v, None).strip() if isinstance(v, list) else v for k, v in row.items()}
-        )
+        writer.writerow({name: _csv_value(value) for name, value in row.items()})
     save_text(text.getvalue(), path)
+
+
+def _csv_value(value: Any) -> Any:
+    """The value of a cell; a list is an interval."""
+    return json_text(value, None).strip() if isinstance(value, list) else value
 
 
 def save_json(value: Any, path: Path) -> None:

@@ -21,8 +21,10 @@ from farzi_hf.data.readers import SOURCES
 from farzi_hf.data.seeds import check_seed
 from farzi_hf.data.streams import described
 from farzi_hf.models.base import check_fields
+from farzi_hf.report.provenance import PROVENANCES
 from farzi_hf.report.rows import BASELINES
 from farzi_hf.summary import FarziData
+from farzi_hf.summary.origins import may_be_passed_on
 from farzi_hf.tasks import LanguageModeling, Recommendation, Task
 from farzi_hf.tasks.items import HELD_OUT
 
@@ -107,6 +109,13 @@ class RunSettings:
     long_batch_size: int | None = setting(
         None, "real sequences per step of that row; by default the teacher's"
     )
+    licence: str | None = setting(
+        None, "your own data: their licence, as the Hub names it, such as cc-by-4.0"
+    )
+    show_rows: bool = setting(
+        False,
+        "card, viewer.html and figures show rows of the data, too, where the licence allows it",
+    )
 
     def __post_init__(self) -> None:
         if self.dataset is None:
@@ -135,11 +144,30 @@ class RunSettings:
         check_different("splits", self.splits, 0)
         for seed in self.splits:
             check_seed(seed, "splits")
+        self._check_licence()
         for name in self.baselines:
             if name not in BASELINES:
                 raise ValueError(
                     f"baselines: {name!r} is unknown; choose from {', '.join(BASELINES)}"
                 )
+
+    def _check_licence(self) -> None:
+        """Takes over the licence of a data set that this library knows, and refuses rows that it
+        does not allow to be shown: now, and not when the summary is saved.
+        """
+        if self.dataset in PROVENANCES:
+            known = PROVENANCES[self.dataset]["licence"]
+            if self.licence not in (None, known):
+                raise ValueError(
+                    f"licence={self.licence!r}: that of {self.dataset} is {known!r}; leave it out"
+                )
+            self.licence = known
+        if self.show_rows and not may_be_passed_on(self.licence):
+            raise ValueError(
+                f"show_rows=True with licence={self.licence!r}: it does not say that rows of the"
+                " data may be passed on; leave show_rows out, or name a licence of the data that"
+                " allows it, such as cc-by-4.0"
+            )
 
     def _find(self) -> None:
         """Where the data are, and of which task."""
@@ -277,15 +305,19 @@ class TaskData:
         )
 
     @property
-    def place(self) -> dict[str, Any]:
-        """The folder of your own data: in the recipe that stays beside a run, and not in that of a
-        summary.
+    def of_the_run(self) -> dict[str, Any]:
+        """What the recipe says that stays beside a run, and not that of a summary: the folder of
+        your own data, their licence, and whether rows are shown.
         """
-        return (
-            {"data_dir": self.settings.data_dir}
-            if self.settings.is_own and self.settings.data_dir
-            else {}
-        )
+        settings = self.settings
+        if not settings.is_own:
+            return {"show_rows": True} if settings.show_rows else {}
+        given = {
+            "data_dir": settings.data_dir,
+            "licence": settings.licence,
+            "show_rows": settings.show_rows,
+        }
+        return {name: value for name, value in given.items() if value}
 
     def identity(self, seed: int) -> dict[str, Any]:
         """The settings that determine the data and the learner, and a hash of the splits: every

@@ -26,6 +26,7 @@ class Trial:
         seconds: of the trial.
         why: what follows from it.
         found: settings that it has tried.
+        files: the checksum of each file of the folder that it has left.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Trial:
     seconds: float = 0.0
     why: str = ""
     found: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
 
 
 def leaderboard(trials: Sequence[Trial]) -> str:

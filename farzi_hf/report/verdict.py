@@ -15,7 +15,7 @@ from farzi_hf.distillation import FarziTrainer
 from farzi_hf.report.comparison import Comparison, Measured, with_ids
 from farzi_hf.report.rendering import distillation_seconds
 from farzi_hf.report.rows import BASELINES, on_summary, teacher
-from farzi_hf.tasks import Row
+from farzi_hf.tasks import Row, Task
 
 GOOD, POOR = 0.97, 0.9
 """Shares of the quality of full data from which a summary counts as equal, and below which it
@@ -39,7 +39,8 @@ class Verdict:
         facts: the same figures by name: `share` of the quality of full data with `share_interval`,
             `bytes`, `data_bytes`, `student_seconds`, `full_data_seconds`, `distillation_seconds`,
             and `break_even`, the number of trainings from which on a summary saves time (None:
-            never).
+            never). Of the best model that only counts, `counted`, its name: our share of its
+            quality, `counted_share` with `counted_share_interval`, and `counted_seconds`.
     """
 
     worth: bool
@@ -69,6 +70,7 @@ class Verdict:
         share, edges = task.ratio([ours.students], [full.students])
         of_counts = [part for part in measured if part.steps is None and part.method != "teacher"]
         counted = min(of_counts, key=lambda part: task.error(part.students[0]), default=None)
+        beside_counting = None if counted is None else Counting.beside(task, ours, counted)
         saved = full.seconds - ours.seconds
         even = math.ceil(making / saved) if making is not None and saved > 0 else None
         facts = {
@@ -80,6 +82,7 @@ class Verdict:
             "full_data_seconds": full.seconds,
             "distillation_seconds": making,
             "break_even": even,
+            **({} if beside_counting is None else beside_counting.facts),
         }
         faster, smaller = full.seconds / max(ours.seconds, 0.01), full.nbytes / ours.nbytes
         against = []
@@ -91,8 +94,8 @@ class Verdict:
             against.append(
                 none or f"its student has {100 * share:.0f} % of the quality of full data"
             )
-        if counted is not None and not task.share([ours.students], [counted.students]) > 1:
-            against.append(f"the counted model '{counted.method}' is as good and needs no training")
+        if beside_counting is not None and not beside_counting.is_beaten:
+            against.append(beside_counting.reason(c))
         if smaller <= 1 and faster < FASTER:
             against.append(
                 f"it is {1 / smaller:,.1f} times as large as the data, and training on it saves"
@@ -147,7 +150,13 @@ def _lines(
         )
         lines.append(f"making it took {_seconds(facts['distillation_seconds'])}, which {pays}")
     if counted is not None:
-        lines.append(f"the strongest model that only counts, {counted.method}: {figure(counted)}")
+        took = "" if counted.seconds is None else f" after {_seconds(counted.seconds)} of counting"
+        low, high = (100 * edge for edge in facts["counted_share_interval"])
+        lines.append(
+            f"the strongest model that only counts, {counted.method}: {figure(counted)}{took}. Our"
+            f" student has {100 * facts['counted_share']:.0f} % of its quality (95 % interval"
+            f" {low:.0f}–{high:.0f} %)"
+        )
     if (carried := rows.get("teacher")) is not None and c.farzi.carried is not None:
         advice = "Who wants one such model and no training takes it: farzi export --teacher"
         lines.append(f"the teacher that it carries: {figure(carried)}. {advice}")
@@ -168,6 +177,56 @@ def _size(nbytes: int) -> str:
     if nbytes < 10_000:
         return f"{nbytes:,} bytes"
     return f"{nbytes / 1000:,.1f} kB" if nbytes < 10**6 else f"{nbytes / 10**6:,.2f} MB"
+
+
+@dataclass(frozen=True)
+class Counting:
+    """A student beside the best model that only counts.
+
+    Attributes:
+        ours, counted: their rows.
+        share, edges: our quality divided by that of counting, and its interval.
+    """
+
+    ours: Measured
+    counted: Measured
+    share: float
+    edges: tuple[float, float]
+
+    @classmethod
+    def beside(cls, task: Task, ours: Measured, counted: Measured) -> Counting:
+        """The quotient on each test sequence, paired."""
+        return cls(ours, counted, *task.ratio([ours.students], [counted.students]))
+
+    @property
+    def is_beaten(self) -> bool:
+        """Whether the student is better beyond the interval, or not worse with clearly fewer bytes
+        to keep.
+        """
+        is_smaller = self.counted.nbytes >= CLEAR * self.ours.nbytes
+        return self.edges[0] > 1 or (is_smaller and self.share >= 1)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The figures, by name."""
+        return {
+            "counted": self.counted.method,
+            "counted_share": self.share,
+            "counted_share_interval": list(self.edges),
+            "counted_seconds": self.counted.seconds,
+        }
+
+    def reason(self, c: Comparison) -> str:
+        """Why the student is not worth it."""
+        seconds = self.counted.seconds
+        took = "needs no training" if seconds is None else f"takes {_seconds(seconds)}"
+        figure = c.task.headline(c.row(self.counted))
+        how_good = "is better"
+        if 0 < self.share < 1:
+            how_good = f"is {100 / self.share - 100:.0f} % better"
+        elif self.share >= 1:
+            how_good = "is as good within the interval"
+        return f"the counted model '{self.counted.method}' {how_good} ({figure}) and {took}"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import sys
@@ -16,12 +17,9 @@ from farzi_hf.common.checks import check_size
 from farzi_hf.common.text import parse_mapping
 from farzi_hf.data import Vocabulary
 from farzi_hf.data.seeds import check_seed
-from farzi_hf.summary.forms import INPUTS, LABELS
+from farzi_hf.summary.forms import INPUTS, LABELS, parts_of
 from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.summary.store.untrusted import plain_learner
-
-_SHOWN_POSITIONS = 2**18
-"""The most of all rows that are shown, where inputs do not run out."""
 
 
 class FarziDataConfig(PreTrainedConfig):
@@ -47,6 +45,8 @@ class FarziDataConfig(PreTrainedConfig):
         label_dim: e, numbers stored per position for labels of its own; by default `latent_dim`.
         teacher: the config of a carried teacher, arguments of `AutoConfig.for_model`.
         seed: of inputs that do not run out.
+        origin: where inputs that are stored come from, a name of `summary.origins`; None where
+            nobody says. Whatever sets the inputs sets it too.
         storage: "exact", "int8", "int6", "int5", "int4" or "coded6" to "coded2", how the tensors
             are stored; see `store.tensor_file` and `FarziData.store_as`.
         vocabulary_hash: the hash of the tokenizer or item list, see `data.vocabulary`, `None` while
@@ -54,7 +54,7 @@ class FarziDataConfig(PreTrainedConfig):
 
     Raises:
         ValueError: a size is too small or too large, τ or latent_std is not a positive finite
-            number, JSON cannot store `inner`, or the hash is no text.
+            number, JSON cannot store `inner`, or the origin or the hash is no text.
     """
 
     model_type = "farzi_data"
@@ -75,6 +75,7 @@ class FarziDataConfig(PreTrainedConfig):
         label_dim: int | None = None,
         teacher: Mapping[str, Any] | None = None,
         seed: int = 0,
+        origin: str | None = None,
         storage: str = "exact",
         vocabulary_hash: str | None = None,
         **kwargs: Any,
@@ -86,34 +87,17 @@ class FarziDataConfig(PreTrainedConfig):
         self.tau = _positive("tau", tau)
         self.latent_std = _positive("latent_std", latent_std)
         self.inner = _as_json("inner", inner)
-        self.inputs, self.labels = (
-            check_choice("inputs", inputs, INPUTS),
-            check_choice("labels", labels, LABELS),
-        )
-        if inputs not in (fitting := LABELS[labels].inputs):
-            raise ValueError(
-                f"labels={labels!r} need inputs of {' or '.join(map(repr, fitting))}, got"
-                f" inputs={inputs!r}"
-            )
-        positions = self.num_sequences * self.sequence_length
-        if INPUTS[inputs].source is not None and positions > _SHOWN_POSITIONS:
-            raise ValueError(
-                f"num_sequences={num_sequences} rows of sequence_length={sequence_length} have more"
-                f" than {_SHOWN_POSITIONS:,} positions; show fewer"
-            )
-        if bool(teacher) != (labels == "teacher"):
-            raise ValueError(
-                f"labels={labels!r} with teacher={teacher!r:.200}: labels='teacher' alone need one"
-            )
-        self.teacher, self.seed = _as_json("teacher", teacher), check_seed(seed)
-        if labels == "own":
-            label_dim = check_size("label_dim", latent_dim if label_dim is None else label_dim)
-        elif label_dim is not None:
-            raise ValueError(
-                f"label_dim={label_dim!r} with labels={labels!r}: such labels have none; set"
-                ' labels="own"'
-            )
+        self.inputs = check_choice("inputs", inputs, INPUTS)
+        self.labels = check_choice("labels", labels, LABELS)
+        _check_fit(inputs, labels)
+        self.teacher = _as_json("teacher", teacher)
+        self.seed = check_seed(seed)
         self.label_dim = label_dim
+        INPUTS[inputs].check(self)
+        LABELS[labels].check(self)
+        if not isinstance(origin, str | None):
+            raise ValueError(f"origin must be a text or None, got {origin!r:.200}")
+        self.origin = origin
         self.storage = check_choice("storage", storage, STORAGES)
         if not isinstance(vocabulary_hash, str | None):
             raise ValueError(f"vocabulary_hash must be a text or None, got {vocabulary_hash!r}")
@@ -123,13 +107,26 @@ class FarziDataConfig(PreTrainedConfig):
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the tensors of such a summary, by name."""
-        return {**INPUTS[self.inputs].shapes(self), **LABELS[self.labels].shapes(self)}
+        return {name: part.shape(self) for name, part in parts_of(self).items()}
 
     @property
-    def learnt(self) -> tuple[str, ...]:
-        """The names of the tensors that are learnt."""
-        forms = (INPUTS[self.inputs], LABELS[self.labels])
-        return tuple(name for form in forms if form.is_learnt for name in form.shapes(self))
+    def floats(self) -> tuple[str, ...]:
+        """The names of the tensors that hold floats. The others hold ids."""
+        return tuple(name for name, part in parts_of(self).items() if not part.is_ids)
+
+    def with_inputs(self, inputs: str) -> FarziDataConfig:
+        """The config of a summary with the same tensors, whose inputs are of another form. Raises
+        ValueError if that has other tensors, or does not go with the labels.
+        """
+        _check_fit(check_choice("inputs", inputs, INPUTS), self.labels)
+        config = copy.deepcopy(self)
+        config.inputs = inputs
+        if config.shapes != self.shapes:
+            raise ValueError(
+                f"inputs={inputs!r} have other tensors than inputs={self.inputs!r}; make a new"
+                " summary"
+            )
+        return config
 
     def adopt_vocabulary(self, vocabulary: Vocabulary, argument: str) -> None:
         """Checks a vocabulary, and takes over its hash if there is none yet.
@@ -139,29 +136,24 @@ class FarziDataConfig(PreTrainedConfig):
         """
         if not vocabulary.named:
             return
-        size, found = 1 + max((i for i, _ in vocabulary.pairs()), default=-1), vocabulary.hash()
+        size = 1 + max((i for i, _ in vocabulary.pairs()), default=-1)
+        its_hash = vocabulary.hash()
         if size > self.vocab_size:
             raise ValueError(
                 f"{argument} brings {size} entries, the summary has {self.vocab_size}; use its own"
             )
-        if self.vocabulary_hash not in (None, found):
+        if self.vocabulary_hash not in (None, its_hash):
             raise ValueError(
-                f"{argument} brings a vocabulary with hash {found[:12]}…, but the summary has"
+                f"{argument} brings a vocabulary with hash {its_hash[:12]}…, but the summary has"
                 f" {self.vocabulary_hash[:12]}…; use that one"
             )
-        self.vocabulary_hash = found
+        self.vocabulary_hash = its_hash
 
     def check_equal(self, expected: FarziDataConfig) -> None:
         """Raises ValueError unless this is the shape, and the temperature, of a summary with the
         config `expected`.
         """
-        forms = (INPUTS[self.inputs], LABELS[self.labels])
-        used = {size for form in forms for sizes in form.tensors.values() for size in sizes}
-        unused = {
-            "num_sequences",
-            "latent_dim",
-            "label_dim",
-        } - used  # of forms that have no such tensors
+        used = {axis for part in parts_of(self).values() for axis in part.axes}
         names = (
             "vocab_size",
             "num_sequences",
@@ -172,8 +164,12 @@ class FarziDataConfig(PreTrainedConfig):
             "labels",
             "label_dim",
         )
-        for name in (name for name in names if name not in unused):
-            ours, theirs = getattr(self, name), getattr(expected, name)
+        unused = {"num_sequences", "latent_dim", "label_dim"} - used  # no tensor has such a size
+        for name in names:
+            if name in unused:
+                continue
+            ours = getattr(self, name)
+            theirs = getattr(expected, name)
             if ours != theirs:
                 source = "the learner's" if name == "vocab_size" else f"args.{name}"
                 raise ValueError(
@@ -193,11 +189,15 @@ class FarziDataConfig(PreTrainedConfig):
             )
         # transformers gives every config attributes of models. They mean nothing for a summary, and
         # some are names of functions.
-        of_models = set(dir(cls())) - set(inspect.signature(cls).parameters)
+        fields = set(inspect.signature(cls).parameters)
+        of_models = set(dir(cls())) - fields
         if "teacher" in values:
             values["teacher"] = plain_learner(values["teacher"], f"{path}: teacher")
+        # Notes of others stay, and are saved and published again; none of them names code.
+        notes = {name: x for name, x in values.items() if name not in fields | of_models}
+        known = {name: x for name, x in values.items() if name in fields}
         try:
-            config = cls(**{name: value for name, value in values.items() if name not in of_models})
+            config = cls(**known, **plain_learner(notes, str(path)))
             _ = config.shapes  # a model can be made of the teacher's config
             return config
         except (ValueError, TypeError, AttributeError) as error:
@@ -211,6 +211,16 @@ def check_choice(name: str, value: Any, table: Mapping[str, Any]) -> str:
     if not isinstance(value, str) or value not in table:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, table))}, got {value!r:.200}")
     return value
+
+
+def _check_fit(inputs: str, labels: str) -> None:
+    """Raises ValueError unless the two forms go with each other."""
+    goes_with = LABELS[labels].goes_with
+    if inputs not in goes_with:
+        raise ValueError(
+            f"labels={labels!r} need inputs of {' or '.join(map(repr, goes_with))}, got"
+            f" inputs={inputs!r}"
+        )
 
 
 def _positive(name: str, value: Any) -> float:

@@ -32,16 +32,15 @@ class EndlessRows(ABC):
         seed: of all rows.
     """
 
-    # blocks that are made together: each has the same neighbours whenever it is made, and so the
-    # same bits
     at_once = 1
+    """Blocks that are made together: each has the same neighbours whenever it is made, and so the
+    same bits.
+    """
 
     def __init__(self, frequencies: Tensor, length: int, seed: int) -> None:
-        self.frequencies, self.length, self.seed = (
-            frequencies.detach().cpu(),
-            length,
-            check_seed(seed),
-        )
+        self.frequencies = frequencies.detach().cpu()
+        self.length = length
+        self.seed = check_seed(seed)
         self._blocks: dict[int, Tensor] = {}
 
     @abstractmethod
@@ -67,11 +66,13 @@ class EndlessRows(ABC):
         return torch.cat([self._made(number) for number in blocks])[start : start + count]
 
     def _made(self, number: int) -> Tensor:
+        """A block, which is kept."""
         if number not in self._blocks:
             first = number - number % self.at_once
             for i, block in enumerate(self.block(first).split(_BLOCK), first):
                 if len(self._blocks) >= _KEPT:
-                    self._blocks.pop(next(iter(self._blocks)))  # the oldest
+                    oldest = next(iter(self._blocks))
+                    self._blocks.pop(oldest)
                 self._blocks[i] = block
         return self._blocks[number]
 
@@ -81,7 +82,7 @@ class DrawnRows(EndlessRows):
 
     def __init__(self, frequencies: Tensor, length: int, seed: int) -> None:
         super().__init__(frequencies, length, seed)
-        self._shares = np.cumsum(self.frequencies.double().numpy())
+        self._sums = np.cumsum(self.frequencies.double().numpy())
 
     def block(self, number: int) -> Tensor:
         return self._drawn(number, _BLOCK)
@@ -92,9 +93,8 @@ class DrawnRows(EndlessRows):
     def _drawn(self, number: int, count: int) -> Tensor:
         """The first rows of a block, (count, ξ)."""
         uniform = stream(self.seed, Purpose.DRAWN_ROWS, number).random((count, self.length))
-        return torch.from_numpy(
-            np.searchsorted(self._shares, uniform * self._shares[-1], side="right")
-        )
+        ids = np.searchsorted(self._sums, uniform * self._sums[-1], side="right")
+        return torch.from_numpy(ids)
 
 
 class WrittenRows(EndlessRows):
@@ -106,6 +106,9 @@ class WrittenRows(EndlessRows):
 
     Args:
         teacher: in evaluation mode.
+
+    Raises:
+        ValueError: where rows are made, if the teacher does not predict finite numbers.
     """
 
     def __init__(
@@ -116,11 +119,13 @@ class WrittenRows(EndlessRows):
 
     @property
     def at_once(self) -> int:
-        own, cached = next(self._teacher.parameters()), getattr(self._teacher, "needs_mask", True)
-        logits = (
-            _BLOCK * len(self.frequencies) * (1 if cached else self.length)
-        )  # without a cache of all positions
-        return 1 if values_are_free(own) else max(1, min(_AT_ONCE, portions(own).block // logits))
+        weight = next(self._teacher.parameters())
+        if values_are_free(weight):
+            return 1
+        keeps_past = getattr(self._teacher, "needs_mask", True)
+        positions = 1 if keeps_past else self.length  # whose logits a step computes
+        logits = _BLOCK * len(self.frequencies) * positions
+        return max(1, min(_AT_ONCE, portions(weight).block // logits))
 
     def block(self, number: int) -> Tensor:
         return self._written(range(number, number + self.at_once), _BLOCK, self.length)
@@ -130,48 +135,58 @@ class WrittenRows(EndlessRows):
         return self._written([0], count, length)
 
     @torch.no_grad()
-    def _written(self, numbers: Sequence[int], rows: int, length: int) -> Tensor:
-        """The first rows of these blocks, (rows of all of them, length)."""
+    def _written(self, numbers: Sequence[int], count: int, length: int) -> Tensor:
+        """The first rows of each of these blocks, (count of all of them, length)."""
         model = self._teacher
-        possible = self.frequencies > 0
-        impossible = ~possible.to(model.device)
-        draws = [
-            torch.Generator().manual_seed(derive(self.seed, Purpose.WRITTEN_ROWS, number))
-            for number in numbers
+        impossible = ~(self.frequencies > 0).to(model.device)
+        generators = [
+            torch.Generator().manual_seed(derive(self.seed, Purpose.WRITTEN_ROWS, i))
+            for i in numbers
         ]
         begin = self._special_id("bos_token_id")
         end = self._special_id("eos_token_id")
+        begins_again = begin is not None and end is not None and begin != end
         first = torch.cat(
             [
-                torch.multinomial(self.frequencies, _BLOCK, True, generator=each)[:rows]
-                for each in draws
+                torch.multinomial(self.frequencies, _BLOCK, True, generator=g)[:count]
+                for g in generators
             ]
         )
-        ids = first if begin is None else torch.full_like(first, begin)
-        ids = ids[:, None].to(model.device)
-        kept = {}
+        if begin is not None:
+            first = torch.full_like(first, begin)
+        ids = first[:, None].to(model.device)
+        finite = torch.ones((), dtype=torch.bool, device=model.device)
+        past: dict[str, Any] = {}  # the keys and values of the ids before the last one
         while ids.shape[1] < length:
-            read = ids[:, -1:] if kept else ids  # the keys and values of the others are kept
-            output = model(
-                input_ids=read, attention_mask=torch.ones_like(ids), use_cache=True, **kept
-            )
-            # Its name before transformers 5.24 is the second one.
+            read = ids[:, -1:] if past else ids
+            mask = torch.ones_like(ids)
+            output = model(input_ids=read, attention_mask=mask, use_cache=True, **past)
+            # Its name before transformers 5.24 is past_key_values.
             name = "cache" if hasattr(output, "cache") else "past_key_values"
-            past = getattr(output, name, None)
-            kept = {} if past is None else {name: past}
-            p = output.logits[:, -1].float().masked_fill(impossible, -torch.inf).softmax(-1)
-            uniform = [1 - torch.rand(_BLOCK, 1, generator=each)[:rows] for each in draws]
-            drawn = _drawn(p, torch.cat(uniform).to(p.device))
-            if None not in (begin, end) and begin != end:
+            kept = getattr(output, name, None)
+            past = {} if kept is None else {name: kept}
+            logits = output.logits[:, -1].float()
+            p = logits.masked_fill(impossible, -torch.inf).softmax(-1)
+            finite &= p[:, 0].isfinite().all()  # a single NaN makes all of its row NaN
+            uniform = torch.cat(
+                [1 - torch.rand(_BLOCK, 1, generator=g)[:count] for g in generators]
+            )
+            drawn = _drawn(p, uniform.to(p.device))
+            if begins_again:
                 drawn.masked_fill_(ids[:, -1:] == end, begin)
-            ids = torch.cat([ids, drawn], dim=1)
+            ids = torch.cat([ids, drawn.clamp(max=len(self.frequencies) - 1)], dim=1)
+        if not finite:  # asked once, because a GPU would wait for each answer
+            raise ValueError(
+                "the teacher that the summary carries predicts NaN or infinity after ids that it"
+                " has written itself: take farzi.with_inputs('drawn'), or do not trust the summary"
+            )
         return ids.cpu()
 
     def _special_id(self, name: str) -> int | None:
-        """That of the teacher's config, if it is one that may be written."""
-        value = getattr(self._teacher.config, name, None)
-        is_id = isinstance(value, int) and 0 <= value < len(self.frequencies)
-        return value if is_id and self.frequencies[value] > 0 else None
+        """The id of a special token of the teacher; None where it has none that is ever written."""
+        i = getattr(self._teacher.config, name, None)
+        is_written = isinstance(i, int) and 0 <= i < len(self.frequencies)
+        return i if is_written and self.frequencies[i] > 0 else None
 
 
 def _drawn(p: Tensor, uniform: Tensor) -> Tensor:
@@ -182,33 +197,36 @@ def _drawn(p: Tensor, uniform: Tensor) -> Tensor:
         p = (p * 2**30).long()  # whole numbers add up to the same on a GPU, in any order
     sums = p.cumsum(-1)
     wanted = uniform * sums[:, -1:]
-    return torch.searchsorted(
-        sums, wanted if p.is_floating_point() else wanted.ceil().long().minimum(sums[:, -1:])
-    )
+    if not p.is_floating_point():
+        wanted = wanted.ceil().long().minimum(sums[:, -1:])
+    return torch.searchsorted(sums, wanted)
 
 
 class RowsDataset(torch.utils.data.IterableDataset):
     """Endless rows for a `DataLoader` and for the stock Trainer. Use it with
     `FarziData.collator()`.
 
-    Each row has `input_ids` (ξ,) and, as a sign that a teacher labels it, `labels` without numbers
-    (ξ, 0).
+    Each row has `input_ids` (ξ,) and, where rows have any, `labels`.
 
     Args:
         source: makes the rows.
         num_rows: rows of an epoch, at least 1. Each iteration reads the next epoch, also after one
             that was left early. None: without an end.
+        labels: of every row, see `Labels.column`.
     """
 
-    def __init__(self, source: EndlessRows, num_rows: int | None = None) -> None:
+    def __init__(
+        self, source: EndlessRows, num_rows: int | None = None, labels: Tensor | None = None
+    ) -> None:
         if num_rows is not None and num_rows < 1:
             raise ValueError(
                 f"num_rows={num_rows!r} is no length of an epoch; give at least 1, or None"
             )
-        self.source, self.num_rows = source, num_rows
-        self._epoch = torch.zeros(
-            (), dtype=torch.long
-        ).share_memory_()  # a worker of a DataLoader counts for all
+        self.source = source
+        self.num_rows = num_rows
+        self._labels = {} if labels is None else {"labels": labels}
+        # A worker of a DataLoader counts for all.
+        self._epoch = torch.zeros((), dtype=torch.long).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch that the next iteration reads. Trainer and Accelerate call it."""
@@ -226,9 +244,8 @@ class RowsDataset(torch.utils.data.IterableDataset):
         first = self._epoch.item() * (self.num_rows or 0)
         self._epoch += 1  # for loops that set no epoch
         end = None if self.num_rows is None else first + self.num_rows
-        unlabelled = torch.empty(self.source.length, 0)
         while end is None or first < end:
             count = _BLOCK if end is None else min(_BLOCK, end - first)
             for ids in self.source.rows(first, count):
-                yield {"input_ids": ids, "labels": unlabelled}
+                yield {"input_ids": ids, **self._labels}
             first += count

@@ -11,6 +11,7 @@ for the sequences of one batch: no tensor has the size μ × ξ × V.
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -24,37 +25,30 @@ from torch.nn.modules.module import _IncompatibleKeys
 from transformers import PreTrainedModel, TrainingArguments
 
 from farzi_hf.common.checks import check_size
-from farzi_hf.common.text import without_local_paths
+from farzi_hf.common.messages import escaped_messages
+from farzi_hf.common.text import publishable, terminal_text
 from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.endless import DrawnRows, EndlessRows, RowsDataset
-from farzi_hf.summary.forms import INPUTS, PER_SEQUENCE, batch_of, device_of
-from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER, inner_optimizer, stock_arguments
-from farzi_hf.summary.reading import Decoded, check_numbers, decode, hard_rows
-from farzi_hf.summary.soft_tokens import SoftTokens, vocabulary_size
+from farzi_hf.summary.forms import forms_of
+from farzi_hf.summary.from_teacher import labelled, materialized, summary_of_teacher
+from farzi_hf.summary.inner_settings import inner_optimizer, stock_arguments
+from farzi_hf.summary.origins import Origin
+from farzi_hf.summary.reading import Decoded, check_numbers, hard_rows
+from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.soft_training import SoftTokenCollator
 from farzi_hf.summary.store.budget import Budget, OverBudgetError
-from farzi_hf.summary.store.card import OF_THE_DATA, Contents
+from farzi_hf.summary.store.card import OF_THE_DATA
+from farzi_hf.summary.store.contents import Contents
 from farzi_hf.summary.store.folder import CONFIG, TENSORS, ArtefactFolder, read_artefact
-from farzi_hf.summary.store.hub import fetch_artefact, push_folder
-from farzi_hf.summary.store.tensor_file import SHARES, STORAGES, TEACHER, fingerprint, load_tensors
+from farzi_hf.summary.store.hub import fetch_artefact, upload_artefact
+from farzi_hf.summary.store.tensor_file import STORAGES, fingerprint, load_tensors
 from farzi_hf.summary.store.untrusted import load_vocabulary
-from farzi_hf.summary.store.writing import (
-    Results,
-    load_results,
-    read_plots,
-    rows_table,
-    write_artefact,
-)
-from farzi_hf.summary.teacher import (
-    CarriedTeacher,
-    check_made_again,
-    factors_of_rank,
-    plain_config,
-    teacher_model,
-)
+from farzi_hf.summary.store.writing import Results, load_results, read_plots, write_artefact
+from farzi_hf.summary.teacher import CarriedTeacher
 
-_READ_AT_ONCE = 64  # rows that a teacher reads at once
+logger = logging.getLogger(__name__)
+
 _WRITTEN = 3  # ids that a teacher writes when it is loaded
 _SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
 
@@ -62,16 +56,17 @@ _SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
 class FarziData(nn.Module):
     """The summary: its tensors, its `config`, and the vocabulary if it has one.
 
-    The tensors are attributes under the names that `farzi_hf.summary.forms` lists; by default
-    `latents (μ, ξ, d)` and `decoder (d, V)`. Those that are learnt are parameters, the others
-    buffers.
+    Its `forms` are its inputs and its labels, which say what it consists of. Their tensors are
+    attributes under the names that `farzi_hf.summary.forms` lists; by default `latents (μ, ξ, d)`
+    and `decoder (d, V)`. Those that are learnt are parameters, the others buffers.
 
     `processing_class` is the tokenizer (or the list of item names) that gives the V entries their
     meaning, or `None`: a summary without one can be trained on, it just cannot be read. `tensors`
     replace random ones; their shapes are those that the config says.
 
     ```python
-    farzi = FarziData(FarziDataConfig(num_sequences=400, sequence_length=50, latent_dim=16, vocab_size=2004))
+    sizes = {"num_sequences": 400, "sequence_length": 50, "latent_dim": 16, "vocab_size": 2004}
+    farzi = FarziData(FarziDataConfig(**sizes))
     farzi(torch.tensor([0, 7]))  # (2, 50, 2004) probabilities
     ```
     """
@@ -85,108 +80,31 @@ class FarziData(nn.Module):
         super().__init__()
         self.config = config
         self.processing_class = processing_class
-        self._carried: CarriedTeacher | None = None
+        self.forms = forms_of(config)
+        self.forms.inputs.register(self, tensors)
+        self.forms.labels.register(self, tensors)
         # With the fingerprint of the tensors that they belong to: the results, and the bytes in a
         # file with that storage.
         self._results = (Results(), "")
         self._stored = (0, "", "")
-        self._names = tuple(shapes := config.shapes)
-        if config.labels == "teacher":
-            self.teacher = teacher_model(config, tensors)
-            self._attention = self.teacher.config._attn_implementation
-        for name, shape in shapes.items():
-            if name.startswith(TEACHER):
-                continue
-            if name == SHARES:
-                self.register_buffer(
-                    name, tensors[name] if tensors else torch.full(shape, 1 / config.vocab_size)
-                )
-            elif name in config.learnt:
-                given = tensors[name] if tensors else torch.randn(shape) * config.latent_std
-                self.register_parameter(name, nn.Parameter(given))
-            else:
-                given = (
-                    tensors[name]
-                    if tensors
-                    else torch.randint(config.vocab_size, shape, dtype=torch.int32)
-                )
-                self.register_buffer(name, given)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of the summary by name, the very ones that are trained."""
-        found = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        return {name: found[name] for name in self._names}
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The tensors, and not the second names of weights that layers of a teacher share."""
-        state = super().state_dict(*args, **kwargs)
-        prefix = kwargs.get("prefix", "")
-        return type(state)(
-            (name, x) for name, x in state.items() if name.removeprefix(prefix) in self._names
-        )
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """The inverse of `state_dict`."""
-        missing, unexpected = super().load_state_dict(state_dict, strict=False, assign=assign)
-        if assign and self.config.labels == "teacher":  # weights that layers share are there once
-            self.teacher.tie_weights()
-            self._carried = None
-        missing = [name for name in missing if name in self._names]
-        if strict and (missing or unexpected):
-            raise RuntimeError(
-                f"state_dict lacks {missing} and has {unexpected} beside; give that of such a"
-                " summary"
-            )
-        return _IncompatibleKeys(missing, unexpected)
-
-    def _apply(self, *args: Any, **how: Any) -> FarziData:
-        """What `to` does. On a GPU the teacher's attention is eager: fused kinds look at the mask,
-        for which each step would wait.
-        """
-        super()._apply(*args, **how)
-        if self.config.labels == "teacher":
-            self.teacher.set_attn_implementation(
-                self._attention if device_of(self.tensors).type == "cpu" else "eager"
-            )
-        return self
-
-    def train(self, mode: bool = True) -> FarziData:
-        """As of any module; but a carried teacher has no dropout, because its labels are the same
-        whenever they are asked for.
-        """
-        super().train(mode)
-        if self.config.labels == "teacher":
-            self.teacher.eval()
-        return self
+        registered = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        return {name: registered[name] for name in self.forms.parts}
 
     @property
     def carried(self) -> CarriedTeacher | None:
-        """The teacher in the summary as a function of its tensors; None where there is none."""
-        if self._carried is None and self.config.labels == "teacher":
-            self._carried = CarriedTeacher(self.teacher)
-        return self._carried
+        """The teacher in the summary as a function of its tensors; None where there is none. The
+        model itself is `teacher`.
+        """
+        return self.forms.labels.teacher
 
     @property
-    def is_endless(self) -> bool:
-        """Whether it makes its rows, as many as a training asks for. Its μ is then the number of
-        rows that are shown.
-        """
-        return INPUTS[self.config.inputs].source is not None
-
-    def endless(self, seed: int | None = None, length: int | None = None) -> EndlessRows | None:
-        """The rows of a training whose inputs are made when they are read; None where inputs are
-        stored.
-
-        Args:
-            seed: of the rows; by default `config.seed`.
-            length: ids of a row; by default ξ.
-        """
-        source, config = INPUTS[self.config.inputs].source, self.config
-        seed, length = config.seed if seed is None else seed, length or config.sequence_length
-        return None if source is None else source(self, length, seed)
+    def origin(self) -> Origin:
+        """Where its rows come from, and so whether a card prints them."""
+        return self.forms.inputs.origin
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -202,16 +120,53 @@ class FarziData(nn.Module):
         return STORAGES[self.config.storage].nbytes(self.tensors)
 
     def __repr__(self) -> str:
-        config, parts = (
-            self.config,
-            [f"inputs={self.config.inputs!r}", f"labels={self.config.labels!r}"],
-        )
-        if self.carried is not None:
+        config = self.config
+        parts = [f"inputs={config.inputs!r}", f"labels={config.labels!r}"]
+        if self.forms.labels.carries_teacher:
             count = sum(x.numel() for x in self.teacher.parameters())
             parts.append(f"teacher={self.teacher.config.model_type!r} of {count:,} numbers")
         rows = "any number of" if self.is_endless else f"{config.num_sequences:,}"
         parts += [f"{rows} rows of {config.sequence_length}", f"{config.vocab_size:,} entries"]
         return f"FarziData({', '.join(parts)}, {self.nbytes:,} bytes, {config.storage!r})"
+
+    # -- as a module of torch ----------------------------------------------------------------------
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The tensors, and not the second names of weights that layers of a teacher share."""
+        state = super().state_dict(*args, **kwargs)
+        prefix = kwargs.get("prefix", "")
+        return type(state)(
+            (name, x) for name, x in state.items() if name.removeprefix(prefix) in self.forms.parts
+        )
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """The inverse of `state_dict`."""
+        missing, unexpected = super().load_state_dict(state_dict, strict=False, assign=assign)
+        if assign:
+            self.forms.labels.replaced()
+        missing = [name for name in missing if name in self.forms.parts]
+        if strict and (missing or unexpected):
+            raise RuntimeError(
+                f"state_dict lacks {missing} and has {unexpected} beside; give that of such a"
+                " summary"
+            )
+        return _IncompatibleKeys(missing, unexpected)
+
+    def _apply(self, *args: Any, **how: Any) -> FarziData:
+        """What `to` does."""
+        super()._apply(*args, **how)
+        self.forms.labels.moved()
+        return self
+
+    def train(self, mode: bool = True) -> FarziData:
+        """As of any module; but a carried teacher has no dropout, because its labels are the same
+        whenever they are asked for.
+        """
+        super().train(mode)
+        self.forms.labels.entered_mode()
+        return self
 
     def forward(
         self,
@@ -240,10 +195,30 @@ class FarziData(nn.Module):
                 f"indices must be an integer tensor of shape (b,), got {got}; pass"
                 " torch.tensor([0, …])"
             )
-        if (endless := self.endless()) is not None:
-            indices = torch.cat([endless.rows(i, 1) for i in indices.tolist()])
-        inputs, labels = batch_of(self.tensors, indices, self.config.tau, self.carried)
+        source = self.endless()
+        if source is not None:
+            indices = torch.cat([source.rows(i, 1) for i in indices.tolist()])
+        inputs, labels = self.forms.batch(self.tensors, indices)
         return (inputs if isinstance(inputs, SoftTokens) else labels).probabilities()
+
+    # -- rows to train on --------------------------------------------------------------------------
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether it makes its rows, as many as a training asks for. Its μ is then the number of
+        rows that are shown.
+        """
+        return self.forms.inputs.is_endless
+
+    def endless(self, seed: int | None = None, length: int | None = None) -> EndlessRows | None:
+        """The rows of a training whose inputs are made when they are read; None where inputs are
+        stored.
+
+        Args:
+            seed: of the rows; by default `config.seed`.
+            length: ids of a row; by default ξ.
+        """
+        return self.forms.endless(self.tensors, seed, length)
 
     def as_dataset(
         self, num_rows: int | None = None, seed: int | None = None
@@ -264,30 +239,15 @@ class FarziData(nn.Module):
         Raises:
             ValueError: rows that are stored have neither.
         """
-        if (endless := self.endless(seed)) is not None:
-            return RowsDataset(endless, num_rows)
-        if num_rows is not None or seed is not None:
-            raise ValueError(
-                f"num_rows={num_rows!r} and seed={seed!r}: leave them out,"
-                f" inputs={self.config.inputs!r} are rows that are stored"
-            )
-        return Dataset(rows_table(self.tensors)).with_format("torch")
+        return self.forms.inputs.dataset(self.tensors, self.forms.labels, num_rows, seed)
 
     def collator(self) -> SoftTokenCollator:
         """The data collator for `as_dataset()` and for rows of ids: one Trainer can train on soft
         rows and evaluate on real data.
 
-        It can be pickled, and holds copies of the decoders on the CPU.
+        It can be pickled, and holds copies of the decoders, or of a carried teacher, on the CPU.
         """
-        config, tensors = self.config, self.tensors
-        found = (tensors.get(name) for name in ("decoder", "label_decoder"))
-        decoder, of_labels = (None if x is None else x.detach().cpu().clone() for x in found)
-        teacher = (
-            CarriedTeacher(copy.deepcopy(self.teacher).cpu())
-            if config.labels == "teacher"
-            else None
-        )
-        return SoftTokenCollator(decoder, config.tau, of_labels, config.vocab_size, teacher)
+        return SoftTokenCollator(self.forms.on_cpu(), self.forms.shared(self.tensors))
 
     def training_arguments(
         self, output_dir: str | os.PathLike, **changes: Any
@@ -319,11 +279,9 @@ class FarziData(nn.Module):
 
         Without it, Trainer has AdamW at the same settings, which needs more steps.
         """
-        return (
-            inner_optimizer(self.config.inner).stock_class
-            if "lr" in (self.config.inner or {})
-            else None
-        )
+        if "lr" not in (self.config.inner or {}):
+            return None
+        return inner_optimizer(self.config.inner).stock_class
 
     def as_hard_dataset(self, samples_per_sequence: int | None = None, seed: int = 0) -> Dataset:
         """Token ids in place of soft tokens, for models and trainers that take only ids.
@@ -342,10 +300,10 @@ class FarziData(nn.Module):
             summary's own labels; a student predicts `labels[j + 1]` after position j, so the last
             own label, which has no place in such a row, is left out.
         """
-        ids, labels = hard_rows(self.fixed().tensors, self.config.tau, samples_per_sequence, seed)
-        return Dataset.from_dict(
-            {"input_ids": ids.tolist(), "labels": labels.tolist()}
-        ).with_format("torch")
+        source = self.endless()
+        ids, labels = hard_rows(self.forms, self.tensors, source, samples_per_sequence, seed)
+        columns = {"input_ids": ids.tolist(), "labels": labels.tolist()}
+        return Dataset.from_dict(columns).with_format("torch")
 
     def decode(self, top_k: int = 5) -> list[list[dict[str, Any]]]:
         """The likeliest tokens of each position, their probabilities, and the entropy.
@@ -357,13 +315,55 @@ class FarziData(nn.Module):
             token with probability 1. With labels of its own, a position also has `label_tokens`,
             `label_probabilities` and `label_entropy`: what a student should predict after it.
         """
-        fixed = self.fixed()
-        return decode(fixed.tensors, fixed.config, self.vocabulary, check_size("top_k", top_k, 1))
+        return self.decoded(self.tensors, self.vocabulary, check_size("top_k", top_k, 1))[:]
+
+    def decoded(self, tensors: Mapping[str, Tensor], vocabulary: Vocabulary, top_k: int) -> Decoded:
+        """The same, made when it is read.
+
+        Args:
+            tensors: of the summary, or what is left of them after rounding.
+            vocabulary: names the entries.
+            top_k: the likeliest tokens of a position.
+        """
+        return Decoded(self.forms, tensors, self.forms.endless(tensors), vocabulary, top_k)
+
+    @torch.no_grad()
+    def beginning(self, num_sequences: int, positions: int) -> FarziData:
+        """The first positions of the first sequences as a summary of its own, to be shown: what it
+        takes does not depend on μ and ξ.
+
+        Args:
+            num_sequences: at most 256 where rows are made.
+            positions: at least 2.
+
+        Raises:
+            ValueError: the labels of a carried teacher would take too many seconds or bytes.
+        """
+        count = min(num_sequences, self.config.num_sequences)
+        length = min(positions, self.config.sequence_length)
+        if not self.forms.labels.carries_teacher:
+            config = copy.deepcopy(self.config)
+            config.num_sequences = count
+            config.sequence_length = length
+            tensors = self.forms.beginning_of(self.tensors, count, length)
+            return FarziData(config, self.processing_class, tensors)
+        rows = self.endless()
+        try:
+            with Budget.of_load(self.config.shapes):
+                if rows is None:
+                    ids = self.forms.inputs.batch(self.tensors, slice(0, count))[:, :length]
+                else:
+                    ids = rows.beginning(count, length)
+                return labelled(self, ids.to(self.teacher.device))
+        except OverBudgetError as error:
+            raise ValueError(
+                f"num_sequences={count}, positions={length}: the teacher labels them too slowly"
+                f" ({error}); show fewer"
+            ) from error
 
     # -- a carried teacher -------------------------------------------------------------------------
 
     @classmethod
-    @torch.no_grad()
     def from_teacher(
         cls,
         teacher: PreTrainedModel,
@@ -396,43 +396,18 @@ class FarziData(nn.Module):
             ValueError: the teacher cannot be made again from its config, or cannot read ξ ids; or
                 the frequencies are none.
         """
-        size = vocabulary_size(teacher)
-        shares = (
-            torch.ones(size)
-            if frequencies is None
-            else torch.as_tensor(frequencies, dtype=torch.float64).cpu()
-        )
-        if shares.shape != (size,) or not (
-            torch.isfinite(shares).all() and shares.min() >= 0 and shares.max() > 0
-        ):
-            raise ValueError(
-                f"frequencies must be {size} positive numbers, one for each entry of the vocabulary"
-            )
-        config = FarziDataConfig(
-            num_sequences,
+        return summary_of_teacher(
+            cls,
+            teacher,
+            inputs,
             sequence_length,
-            vocab_size=size,
-            inputs=inputs,
-            labels="teacher",
-            teacher=plain_config(teacher.config),
-            seed=seed,
-            inner=STUDENTS_OF_A_TEACHER,
+            frequencies,
+            storage,
+            tokenizer,
+            num_sequences,
+            seed,
         )
-        shares = (shares / shares.sum()).float()
-        ids = DrawnRows(shares, sequence_length, seed).rows(0, num_sequences)
-        tensors = {
-            TEACHER + name: x.detach().float().cpu().clone()
-            for name, x in teacher.named_parameters()
-        }
-        check_made_again(
-            teacher, teacher_model(config), ids[:2], "teacher", "give a plain causal language model"
-        )
-        farzi = cls(config, tokenizer, {**tensors, SHARES: shares, "input_ids": ids.int()})
-        config.adopt_vocabulary(farzi.vocabulary, "tokenizer")
-        farzi.store_as(storage)
-        return farzi
 
-    @torch.no_grad()
     def materialize(
         self, num_sequences: int, sequence_length: int | None = None, label_dim: int | None = None
     ) -> FarziData:
@@ -449,102 +424,21 @@ class FarziData(nn.Module):
             ValueError: the summary carries no teacher, or stores fewer rows; a size is below 1; or
                 the teacher does not read ξ ids.
         """
-        length = (
-            self.config.sequence_length
-            if sequence_length is None
-            else check_size("sequence_length", sequence_length)
-        )
-        check_size("num_sequences", num_sequences)
-        check_size("label_dim", 1 if label_dim is None else label_dim)
-        if self.carried is None:
-            raise ValueError(
-                f"labels={self.config.labels!r}: rows are fixed; materialize() is for"
-                " labels='teacher'"
-            )
-        if (endless := self.endless(length=length)) is not None:
-            if length > self.config.sequence_length:
-                teacher = self.collator().teacher
-                some = DrawnRows(self.frequencies, length, 0).beginning(1, length)
-                teacher.check(teacher.tensors, some, "teacher", "give a smaller sequence_length")
-            ids = endless.rows(0, num_sequences)
-        else:
-            ids = self.input_ids[:num_sequences, :length].long()
-        if ids.shape != (num_sequences, length):
-            raise ValueError(
-                f"num_sequences={num_sequences}, sequence_length={length}: it has"
-                f" {tuple(ids.shape)}"
-            )
-        return self._labelled(ids, label_dim)
+        fixed = materialized(self, num_sequences, sequence_length, label_dim)
+        fixed._results = (self._results[0], "")
+        return fixed
 
-    def _labelled(self, ids: Tensor, label_dim: int | None) -> FarziData:
-        """The ids (n, L) with the carried teacher's labels, as `materialize` gives them."""
-        parts = [
-            self.carried.labels(self.tensors, part.to(self.teacher.device))
-            for part in ids.split(_READ_AT_ONCE)
-        ]
-        latents = torch.cat([part.latents for part in parts]).flatten(0, 1)
-        latents, decoder = factors_of_rank(latents, parts[0].decoder, label_dim)
-        config = FarziDataConfig(
-            *ids.shape,
-            vocab_size=self.config.vocab_size,
-            inner=self.config.inner,
-            inputs="tokens",
-            labels="own",
-            label_dim=len(decoder),
-            vocabulary_hash=self.config.vocabulary_hash,
-        )
-        tensors = {
-            "input_ids": ids.int().to(latents.device),
-            "label_latents": latents.view(*ids.shape, -1),
-            "label_decoder": decoder.contiguous(),
-        }
-        found = FarziData(config, self.processing_class, tensors)
-        found._results = self._results[0], ""
-        return found
-
-    @torch.no_grad()
-    def beginning(self, num_sequences: int, positions: int) -> FarziData:
-        """The first positions of the first sequences as a summary of its own, to be shown: what it
-        takes does not depend on μ and ξ.
-
-        Args:
-            num_sequences: at most 256 where rows are made.
-            positions: at least 2.
+    def with_inputs(self, inputs: str) -> FarziData:
+        """The same summary with inputs of another form that has the same tensors: "written" in
+        place of "drawn", or the other way round. The two share their tensors.
 
         Raises:
-            ValueError: the labels of a carried teacher would take too many seconds or bytes.
+            ValueError: the form has other tensors, or does not go with the labels.
         """
-        count = min(num_sequences, self.config.num_sequences)
-        length = min(positions, self.config.sequence_length)
-        if self.carried is None:
-            tensors = {
-                name: x[:count, :length] if name in PER_SEQUENCE else x
-                for name, x in self.tensors.items()
-            }
-            config = copy.deepcopy(self.config)
-            config.num_sequences = count
-            config.sequence_length = length
-            return FarziData(config, self.processing_class, tensors)
-        try:
-            with Budget.of_load(self.config.shapes):
-                return self._labelled(self._first_ids(count, length), None)
-        except OverBudgetError as error:
-            raise ValueError(
-                f"num_sequences={count}, positions={length}: the teacher labels them too slowly"
-                f" ({error}); show fewer"
-            ) from error
-
-    def _first_ids(self, count: int, length: int) -> Tensor:
-        """The first ids of the first rows of a summary whose inputs are ids, (count, length)."""
-        if (endless := self.endless()) is not None:
-            return endless.beginning(count, length)
-        return self.input_ids[:count, :length].long()
-
-    def fixed(self) -> FarziData:
-        """This summary; where it carries a teacher, its first μ rows with their labels, to be read
-        and shown.
-        """
-        return self if self.carried is None else self.materialize(self.config.num_sequences)
+        config = self.config.with_inputs(inputs)
+        summary = type(self)(config, self.processing_class, self.tensors)
+        summary._results = self._results
+        return summary
 
     # -- files -------------------------------------------------------------------------------------
 
@@ -565,29 +459,22 @@ class FarziData(nn.Module):
         Raises:
             ValueError: there is no such way, or numbers that are not float32 are to be rounded.
         """
-        known, kept = (
-            self.results,
-            STORAGES[check_choice("storage", storage, STORAGES)].rounded(self.tensors),
-        )
+        results = self.results
+        kept = STORAGES[check_choice("storage", storage, STORAGES)].rounded(self.tensors)
         for name, tensor in self.tensors.items():
             tensor.copy_(kept[name])
         self.config.storage = storage
-        self._results = (known, self.fingerprint())
+        self._results = (results, self.fingerprint())
 
     def contents(self) -> Contents:
         """The parts that the artefact is written from, with numbers as whoever loads it will find
         them.
         """
-        exact, fixed = {name: tensor.detach() for name, tensor in self.tensors.items()}, None
-        tensors, vocabulary = STORAGES[self.config.storage].rounded(exact), self.vocabulary
-        if self.carried is not None:
-            shown = self.fixed()
-            decoded = Decoded(shown.tensors, shown.config, vocabulary, _SHOWN_TOKENS)
-            fixed = Contents(shown.tensors, shown.config, vocabulary, decoded)
-        decoded = (
-            fixed.decoded if fixed else Decoded(tensors, self.config, vocabulary, _SHOWN_TOKENS)
-        )
-        return Contents(tensors, self.config, vocabulary, decoded, fixed)
+        exact = {name: tensor.detach() for name, tensor in self.tensors.items()}
+        tensors = STORAGES[self.config.storage].rounded(exact)
+        vocabulary = self.vocabulary
+        decoded = self.decoded(tensors, vocabulary, _SHOWN_TOKENS)
+        return Contents(self.forms, tensors, vocabulary, decoded)
 
     def save_pretrained(
         self,
@@ -596,6 +483,7 @@ class FarziData(nn.Module):
         metrics: Mapping[str, Any] | None = None,
         recipe: Mapping[str, Any] | None = None,
         plots: Sequence[str | os.PathLike] | None = None,
+        show_rows: bool = False,
     ) -> None:
         """Writes the whole artefact (tensors, config, vocabulary, parquet tables, card) into
         `folder`.
@@ -613,27 +501,44 @@ class FarziData(nn.Module):
             metrics: the results on the card, see `store.card.render_card`.
             recipe: everything needed to distil the summary again; becomes `recipe.yaml`.
             plots: image files that are copied into the artefact and shown on the card.
+            show_rows: card, `viewer.html` and the plot `tokens.png` show rows even where these are
+                not made up, and so may be sequences of the data. Without it, such a summary has
+                neither of the two files. The licence of the data, `metrics["licence"]`, has to
+                allow it.
 
         Raises:
             ValueError: latents or decoder are not finite, the vocabulary does not fit the summary,
-                or the folder holds somebody else's model or dataset.
+                the folder holds somebody else's model or dataset, or no licence allows to show
+                rows.
+        """
+        results = self._complete(processing_class, metrics, recipe, plots)
+        write_artefact(self.contents(), Path(folder), results, show_rows)
+        self._results = (results, self.fingerprint())
+
+    def _complete(
+        self,
+        processing_class: Any = None,
+        metrics: Mapping[str, Any] | None = None,
+        recipe: Mapping[str, Any] | None = None,
+        plots: Sequence[str | os.PathLike] | None = None,
+    ) -> Results:
+        """Takes over the arguments of `save_pretrained`, and checks that the summary can be saved.
+        Returns what is saved beside it.
         """
         if processing_class is not None:
             self.processing_class = processing_class
         self.config.adopt_vocabulary(self.vocabulary, "processing_class")
-        check_numbers(
-            self.tensors, self.config, "it is not worth saving, go back to a good checkpoint"
+        remedy = "it is not worth saving, go back to a good checkpoint"
+        check_numbers(self.forms, self.tensors, remedy)
+        last = self.results
+        return Results(
+            metrics=publishable(last.metrics if metrics is None else metrics),
+            recipe=publishable(last.recipe if recipe is None else recipe),
+            plots=last.plots if plots is None else read_plots(plots),
         )
-        known = self.results
-        results = Results(
-            metrics=without_local_paths(known.metrics if metrics is None else metrics),
-            recipe=without_local_paths(known.recipe if recipe is None else recipe),
-            plots=known.plots if plots is None else read_plots(plots),
-        )
-        write_artefact(self.contents(), Path(folder), results)
-        self._results = (results, self.fingerprint())
 
     @classmethod
+    @escaped_messages
     def from_pretrained(
         cls,
         folder_or_repo: str | os.PathLike,
@@ -665,7 +570,7 @@ class FarziData(nn.Module):
         config = FarziDataConfig.from_json(artefact.read(CONFIG), artefact.path(CONFIG))
         storage = STORAGES[config.storage]
         path = artefact.path(TENSORS)
-        stored = load_tensors(path, storage.layout(config.shapes, config.learnt))
+        stored = load_tensors(path, storage.layout(config.shapes, config.floats))
         try:
             tensors = storage.loaded(stored, config.shapes)
         except ValueError as error:
@@ -675,7 +580,7 @@ class FarziData(nn.Module):
         try:
             with budget:
                 farzi = cls(config, vocabulary, tensors)
-            check_numbers(farzi.tensors, config, f"{path} is of no use, fetch another one")
+            check_numbers(farzi.forms, farzi.tensors, f"{path} is of no use, fetch another one")
             with budget:
                 farzi._check_teacher(budget, f"teacher of {path}")
         except OverBudgetError as error:
@@ -685,23 +590,25 @@ class FarziData(nn.Module):
         config.adopt_vocabulary(farzi.vocabulary, "folder_or_repo")
         fingerprint = farzi.fingerprint()
         farzi._results = (load_results(artefact), fingerprint)
+        # To pack them again, only to count their bytes, takes longer than the load.
         nbytes = sum(x.nbytes for x in stored.values())
         farzi._stored = (nbytes, config.storage, fingerprint)
         return farzi
 
     def _check_teacher(self, budget: Budget, source: str) -> None:
         """Raises ValueError unless the carried teacher, if there is one, labels a row."""
-        if self.config.labels != "teacher":
+        if not self.forms.labels.carries_teacher:
             return
+        length = self.config.sequence_length
         try:
             carried = self.carried
-            if (endless := self.endless()) is None:
-                ids = self.input_ids[:1].long()
+            rows = self.endless()
+            if rows is None:
+                ids = self.forms.inputs.batch(self.tensors, slice(0, 1))
             else:
                 # A whole row of a teacher that writes would take it ξ calls.
-                endless.beginning(1, _WRITTEN)
-                shares = DrawnRows(self.frequencies, self.config.sequence_length, 0)
-                ids = shares.beginning(1, self.config.sequence_length)
+                rows.beginning(1, min(_WRITTEN, length))
+                ids = DrawnRows(rows.frequencies, length, 0).beginning(1, length)
         except Exception as error:  # each architecture fails in its own way
             raise ValueError(
                 f"{source} is of no use ({type(error).__name__}: {error}); fetch it again"
@@ -718,7 +625,11 @@ class FarziData(nn.Module):
         **artefact: Any,
     ) -> str:
         """Uploads the artefact to the *dataset* repository `repo_id` in one commit and returns the
-        commit's address.
+        commit's address. A line warns first of a summary whose teacher has learnt rows by heart.
+
+        Everything is written anew from the tensors, the vocabulary, the metrics and the recipe. So
+        of a summary that somebody else wrote no page, card or table goes up as it was. Plots that
+        are no PNG or JPEG are left out, with a warning.
 
         Args:
             private: whether a new repository is private.
@@ -726,15 +637,29 @@ class FarziData(nn.Module):
                 main one.
             token: of the Hub; by default the one that `hf auth login` has saved.
             artefact: the arguments of `save_pretrained` beside the folder: processing_class,
-                metrics, recipe, plots.
+                metrics, recipe, plots, show_rows.
 
         Raises:
             httpx.HTTPError: the Hub is out of reach or refuses. Nothing is committed, and another
-                call goes on. See `store.hub.push_folder`.
+                call goes on. See `store.hub.upload_artefact`.
         """
         with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder, **artefact)
-            return push_folder(folder, repo_id, private, revision, token, commit_message)
+            metrics = self.write_published(Path(folder), **artefact).metrics
+            warning = metrics.get("memory_warning")
+            if warning:
+                said = terminal_text(f"{warning} {metrics.get('memory', '')}", 1000)
+                logger.warning("%s Whoever reads %s can look for them.", said, repo_id)
+            return upload_artefact(Path(folder), repo_id, private, revision, token, commit_message)
+
+    def write_published(self, folder: Path, show_rows: bool = False, **artefact: Any) -> Results:
+        """Writes into the empty `folder` what `push_to_hub` uploads, with the same arguments of
+        `save_pretrained`. Returns what it holds beside the summary.
+        """
+        results = self._complete(**artefact)
+        published = results.published()
+        write_artefact(self.contents(), folder, published, show_rows)
+        self._results = (results, self.fingerprint())
+        return published
 
     @property
     def results(self) -> Results:
@@ -742,8 +667,9 @@ class FarziData(nn.Module):
         since, what is known of their data alone.
         """
         results, fingerprint = self._results
-        of_data = Results({name: x for name, x in results.metrics.items() if name in OF_THE_DATA})
-        return results if fingerprint == self.fingerprint() else of_data
+        if fingerprint == self.fingerprint():
+            return results
+        return Results({name: x for name, x in results.metrics.items() if name in OF_THE_DATA})
 
     def fingerprint(self) -> str:
         """A hash of all tensors: two summaries with equal fingerprints teach a student the same."""

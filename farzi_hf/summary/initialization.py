@@ -25,6 +25,7 @@ from torch import Tensor
 from farzi_hf.common.settings import setting
 from farzi_hf.data.seeds import Purpose, derive, seeded, stream
 from farzi_hf.data.streams import RowStream, start_sequences
+from farzi_hf.summary.origins import LEARNT, MADE_UP, REAL, SOFTENED, Origin
 
 if TYPE_CHECKING:
     from farzi_hf.summary.farzi_data import FarziData
@@ -46,8 +47,21 @@ class Start(ABC):
     `token_vectors`.
     """
 
-    @abstractmethod
+    origin: Origin | None
+    """What the rows are after this start; None where the form of the inputs says it."""
+
     def __call__(
+        self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
+    ) -> None:
+        """Sets the inputs of a summary, and says in its config where they come from.
+
+        The arguments are those of `fill`.
+        """
+        self.fill(farzi, dataset, seed, vectors)
+        farzi.config.origin = None if self.origin is None else self.origin.name
+
+    @abstractmethod
+    def fill(
         self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
     ) -> None:
         """Sets the inputs of a summary.
@@ -66,13 +80,13 @@ class Ids(Start):
 
     Attributes:
         draw: the function.
-        protects: what a card says about ids that were made so.
+        origin: what ids are that were made so.
     """
 
     draw: Callable[..., Array]
-    protects: str
+    origin: Origin
 
-    def __call__(
+    def fill(
         self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
     ) -> None:
         tokens, lengths = start_sequences(dataset, seed)
@@ -88,7 +102,9 @@ class Shares(Start):
     `Vocabulary.draw_power`: students see rare items more often than users do.
     """
 
-    def __call__(
+    origin: ClassVar[None] = None
+
+    def fill(
         self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
     ) -> None:
         tokens, _ = start_sequences(dataset, seed)
@@ -103,7 +119,9 @@ class Random(Start):
     uniform.
     """
 
-    def __call__(
+    origin: ClassVar[Origin] = LEARNT
+
+    def fill(
         self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
     ) -> None:
         generator = torch.Generator().manual_seed(derive(seed, Purpose.SUMMARY_NORMAL))
@@ -129,6 +147,7 @@ class Spectral(Start):
             it should be. None: `CONCENTRATION`.
     """
 
+    origin: ClassVar[Origin] = SOFTENED
     concentration: float | None = setting(
         None, "κ of a spectral start, by default 8; about 2 suits ten sequences"
     )
@@ -136,10 +155,11 @@ class Spectral(Start):
     def __post_init__(self) -> None:
         _check_concentration(self.concentration)
 
-    def __call__(
+    def fill(
         self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
     ) -> None:
-        config, generator = farzi.config, stream(seed, Purpose.SUMMARY_WINDOWS)
+        config = farzi.config
+        generator = stream(seed, Purpose.SUMMARY_WINDOWS)
         kappa = CONCENTRATION if self.concentration is None else self.concentration
         tokens, lengths = start_sequences(dataset, seed)
         shape = (config.num_sequences, config.sequence_length)
@@ -147,13 +167,10 @@ class Spectral(Start):
         frequency = np.bincount(tokens, minlength=config.vocab_size) + 0.1  # no token is impossible
         log_frequency = torch.from_numpy(np.log(frequency)).float()
         log_frequency = (log_frequency - log_frequency.mean())[None]
-        vectors = (
-            token_vectors(tokens, lengths, config.vocab_size, config.latent_dim - 1, seed)
-            * kappa**0.5
-        )
-        farzi.latents.data.copy_(
-            torch.cat([torch.ones(*windows.shape, 1), vectors[windows]], dim=-1)
-        )
+        vectors = token_vectors(tokens, lengths, config.vocab_size, config.latent_dim - 1, seed)
+        vectors = vectors * kappa**0.5
+        ones = torch.ones(*windows.shape, 1)
+        farzi.latents.data.copy_(torch.cat([ones, vectors[windows]], dim=-1))
         farzi.decoder.data.copy_(torch.cat([log_frequency, vectors.T]) * config.tau)
 
 
@@ -178,16 +195,18 @@ class Clusters(Start):
     """
 
     by_teacher: ClassVar[bool] = True
+    origin: ClassVar[Origin] = LEARNT
     concentration: float | None = setting(None, "κ of a start in clusters, by default 0.5")
 
     def __post_init__(self) -> None:
         _check_concentration(self.concentration)
 
-    def __call__(
+    def fill(
         self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
     ) -> None:
-        config, kappa = farzi.config, 0.5 if self.concentration is None else self.concentration
-        if config.latent_dim < 3 or config.labels != "own":
+        config = farzi.config
+        kappa = 0.5 if self.concentration is None else self.concentration
+        if config.latent_dim < 3 or farzi.forms.labels.are_inputs:
             raise ValueError(
                 "initialization='clusters' needs labels='own' and latent_dim of 3, got"
                 f" {config.labels!r} and {config.latent_dim}; set them"
@@ -202,13 +221,11 @@ class Clusters(Start):
         number = min(positions, max(1, int((counts > 0).sum()) // 2))
         centres, group = _centres(points, counts.sqrt(), number, generator)
         share = torch.zeros(len(centres)).index_add_(0, group, counts) + 1e-9
-        rest = torch.multinomial(
-            share, max(1, positions - len(centres)), replacement=True, generator=generator
-        )
+        missing = max(1, positions - len(centres))
+        rest = torch.multinomial(share, missing, replacement=True, generator=generator)
         chosen = torch.cat([torch.arange(len(centres)), rest])[:positions]
-        chosen = chosen[torch.randperm(positions, generator=generator)].view(
-            config.num_sequences, -1
-        )
+        order = torch.randperm(positions, generator=generator)
+        chosen = chosen[order].view(config.num_sequences, -1)
         ones = torch.ones(*chosen.shape, 2)
         farzi.latents.data.copy_(torch.cat([2 * kappa * centres[chosen], ones], dim=-1))
         log_frequency = torch.log(counts + 0.1)[None]
@@ -235,11 +252,12 @@ def _components(vectors: Tensor, count: int) -> Tensor:
     """(V, n) to (V, count): the principal components, with zeros where there are fewer, scaled to a
     standard deviation of 1.
     """
-    centred = vectors - vectors.mean(dim=0)
-    found = centred
-    if centred.shape[1] > count:
-        found = centred @ torch.linalg.svd(centred, full_matrices=False)[2][:count].T
-    return F.pad(found / found.std().clamp_min(1e-12), (0, count - found.shape[1]))
+    components = vectors - vectors.mean(dim=0)
+    if components.shape[1] > count:
+        _, _, directions = torch.linalg.svd(components, full_matrices=False)
+        components = components @ directions[:count].T
+    scaled = components / components.std().clamp_min(1e-12)
+    return F.pad(scaled, (0, count - components.shape[1]))
 
 
 def _centres(
@@ -303,7 +321,8 @@ def _mutual_information(
     against rare contexts.
     """
     pairs, counts = np.unique(tokens * vocab_size + contexts, return_counts=True)
-    token, context = pairs // vocab_size, pairs % vocab_size
+    token = pairs // vocab_size
+    context = pairs % vocab_size
     context_share = np.bincount(contexts, minlength=vocab_size) ** smoothing
     context_share = context_share / context_share.sum()
     information = np.log(
@@ -319,20 +338,23 @@ def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
     )  # torch warns unless it is given
 
 
-# -- ids: functions of all ids of the data end to end, the length of each sequence, the shape (μ, ξ) and a generator ------  # noqa: E501
+# -- ids: functions of all ids of the data end to end, the length of each sequence, the shape (μ, ξ)
+# -- and a generator
 
 
 def real_windows(
     tokens: Array, lengths: Array, shape: tuple[int, int], generator: np.random.Generator
 ) -> Array:
     """Consecutive ids of the sequences in random order, repeated if there are too few."""
-    starts, needed, stream = np.cumsum(lengths) - lengths, shape[0] * shape[1], []
+    starts = np.cumsum(lengths) - lengths
+    missing = shape[0] * shape[1]
+    sequences = []
     for i in generator.permutation(len(lengths)):
-        if needed <= 0:
+        if missing <= 0:
             break
-        stream.append(tokens[starts[i] : starts[i] + lengths[i]])
-        needed -= lengths[i]
-    return np.resize(np.concatenate(stream), shape).astype(np.int64)
+        sequences.append(tokens[starts[i] : starts[i] + lengths[i]])
+        missing -= lengths[i]
+    return np.resize(np.concatenate(sequences), shape).astype(np.int64)
 
 
 def covering_windows(
@@ -367,7 +389,8 @@ def made_up(
     If there are more ids than positions, different ids are drawn by frequency.
     """
     ids, counts = np.unique(tokens, return_counts=True)
-    shares, size = counts / counts.sum(), shape[0] * shape[1]
+    shares = counts / counts.sum()
+    size = shape[0] * shape[1]
     if len(ids) >= size:
         drawn = generator.choice(ids, size, replace=False, p=shares)
     else:
@@ -393,28 +416,8 @@ INITIALIZATIONS: dict[str, type[Start]] = {
 }
 """Of soft inputs, by name."""
 
-_MADE_UP = (
-    "The inputs are made up: their ids were drawn by frequency, each on its own, so that they hold"
-    " no sequence of the data. The labels are what models predict that were trained on the data."
-    " They may give away what the data hold, rare entries and pairs of entries above all, and the"
-    " inputs show which entries occur. No differential privacy was used."
-)
-_REAL = (
-    "The inputs are sequences of the data, as they are: whoever publishes this summary publishes"
-    " them. The labels are what models predict that were trained on the data."
-)
 INPUT_SEQUENCES: dict[str, Ids] = {
-    **{draw.__name__: Ids(draw, _MADE_UP) for draw in (made_up, made_up_by_root)},
-    **{draw.__name__: Ids(draw, _REAL) for draw in (real_windows, covering_windows)},
+    **{draw.__name__: Ids(draw, MADE_UP) for draw in (made_up, made_up_by_root)},
+    **{draw.__name__: Ids(draw, REAL) for draw in (real_windows, covering_windows)},
 }
 """Of inputs that are ids, by name."""
-
-DRAWN = (
-    "Inputs are drawn by frequency, each on its own, so that they hold no sequence of the data; the"
-    " stored frequencies show which entries occur. The teacher was trained on the data and may know"
-    " parts of them by heart. No differential privacy was used."
-)
-WRITTEN = (
-    "The teacher that writes the rows was trained on the data. It may know parts of them by heart,"
-    " and write them. No differential privacy was used."
-)

@@ -65,10 +65,8 @@ def lr_schedule(name: str, steps: int, warmup_steps: int = 0) -> Callable[[int],
     if check_choice("lr_scheduler_type", name, LR_SCHEDULES) == "constant" and not warmup_steps:
         return None
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)  # a schedule is made for one
-    settings, name = (
-        LR_SCHEDULES[name](steps),
-        "constant_with_warmup" if name == "constant" else name,
-    )
+    settings = LR_SCHEDULES[name](steps)
+    name = "constant_with_warmup" if name == "constant" else name
     scheduler = get_scheduler(
         name, optimizer, warmup_steps, steps, scheduler_specific_kwargs=settings
     )
@@ -91,14 +89,13 @@ def inner_optimizer(inner: Mapping[str, Any] | None) -> InnerOptimizer:
             f"config.inner['optimizer']={name!r:.200} is none of {', '.join(OPTIMIZERS)}"
         )
     kind = OPTIMIZERS[name]
+    values = {}
+    for field in fields(kind):
+        if field.name in inner:
+            value = inner[field.name]
+            values[field.name] = tuple(value) if isinstance(value, list) else value
     try:
-        values = {field.name: inner[field.name] for field in fields(kind) if field.name in inner}
-        return kind(
-            **{
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in values.items()
-            }
-        )
+        return kind(**values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"config.inner={dict(inner)!r} is no {name}: {error}") from None
 
@@ -127,21 +124,16 @@ def stock_arguments(
     if "num_train_epochs" in changes:  # Trainer would prefer the number of steps
         settings.pop("max_steps", None)
     settings |= changes
-    if settings["lr_scheduler_type"] == "constant" and settings.get(
-        "warmup_steps"
-    ):  # which it would ignore
+    # Trainer would ignore a warm-up.
+    if settings["lr_scheduler_type"] == "constant" and settings.get("warmup_steps"):
         settings["lr_scheduler_type"] = "constant_with_warmup"
     size = settings.get("per_device_train_batch_size", num_sequences)
     if num_sequences is None and settings.get("max_steps", 0) <= 0:
         raise ValueError(
             "the rows of this summary do not run out, so epochs cannot be counted; give max_steps"
         )
-    if (
-        num_sequences
-        and size < num_sequences
-        and num_sequences % size
-        and not settings.get("dataloader_drop_last")
-    ):
+    has_rest = bool(num_sequences) and size < num_sequences and num_sequences % size != 0
+    if has_rest and not settings.get("dataloader_drop_last"):
         logger.warning(
             "per_device_train_batch_size=%d does not divide the %d sequences: Trainer takes the"
             " last %d of an epoch as a step, which the inner loop leaves out."
@@ -160,9 +152,8 @@ def stock_arguments(
     name = SchedulerType(arguments.lr_scheduler_type).value
     if "lr_scheduler_kwargs" not in changes and name in LR_SCHEDULES:
         arguments.lr_scheduler_kwargs = LR_SCHEDULES[name](_steps(arguments, num_sequences))
-    if (
-        "dataloader_pin_memory" not in changes
-    ):  # on a CPU there is nothing to pin for, and torch warns of it
+    # On a CPU there is nothing to pin for, and torch warns of it.
+    if "dataloader_pin_memory" not in changes:
         arguments.dataloader_pin_memory = arguments.device.type != "cpu"
     return arguments
 
@@ -192,11 +183,10 @@ def _stock_optimizer(optimizer: InnerOptimizer, changes: Mapping[str, Any]) -> d
     """The optimizer under the names of `TrainingArguments`. Warns of what Trainer does otherwise;
     raises ValueError if it has no such one.
     """
-    settings, own = (
-        optimizer.stock_settings(),
-        {"optim", "learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon"},
-    )
-    if optimizer.stock_class and (given := sorted(own & changes.keys())):
+    settings = optimizer.stock_settings()
+    of_optimizers = {"optim", "learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon"}
+    given = sorted(of_optimizers & changes.keys())
+    if optimizer.stock_class and given:
         logger.warning(
             "%s: no effect beside optimizer_cls_and_kwargs; leave that out, or change"
             " config.inner.",
@@ -210,9 +200,9 @@ def _stock_optimizer(optimizer: InnerOptimizer, changes: Mapping[str, Any]) -> d
     different = {
         name: getattr(optimizer, name)
         for name in optimizer.without_stock_twin
-        if name not in changes
+        if name not in changes and getattr(optimizer, name)
     }
-    if different := {name: value for name, value in different.items() if value}:
+    if different:
         logger.warning(
             "The inner loop had %s. Trainer's optimizers treat this differently or lack it, so"
             " students may differ from the learners of the distillation.",

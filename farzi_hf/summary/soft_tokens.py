@@ -134,7 +134,8 @@ class SoftTokens:
     @cached_property
     def _factors(self) -> tuple[Tensor, Tensor, bool]:
         """Latents / τ and decoder without a graph, and whether their products are small."""
-        latents, decoder = self.latents.detach() / self.tau, self.decoder.detach()
+        latents = self.latents.detach() / self.tau
+        decoder = self.decoder.detach()
         return latents, decoder, products_are_small(latents, decoder.T)
 
     def block(self, rows: slice, out: Tensor) -> Tensor:
@@ -238,10 +239,11 @@ def shifted_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tenso
         a token's loss is -Σ_v q_v log p_v.
     """
     if labels.is_floating_point():
-        (size, length, entries), found = logits.shape, tuple(labels.shape)
-        if found not in ((size, length, entries), (size, length + 1, entries)):
+        size, length, entries = logits.shape
+        shape = tuple(labels.shape)
+        if shape not in ((size, length, entries), (size, length + 1, entries)):
             raise ValueError(
-                f"labels: soft tokens of shape {found}, but the logits are {tuple(logits.shape)};"
+                f"labels: soft tokens of shape {shape}, but the logits are {tuple(logits.shape)};"
                 " give Trainer data_collator=farzi.collator(), and the model the summary's"
                 " vocabulary size (config.vocab_size)"
             )
@@ -272,9 +274,8 @@ def feed_soft_tokens(
     # Autocast would round the product to half precision, and a one-hot token would no longer be
     # exactly its id.
     with torch.autocast(soft.device.type, enabled=False):
-        table = model.get_input_embeddings()(torch.arange(entries, device=soft.device)[None])[
-            0
-        ]  # as its hooks expect it
+        ids = torch.arange(entries, device=soft.device)[None]  # a batch, as its hooks expect it
+        [table] = model.get_input_embeddings()(ids)
         embeds = soft.to(table.dtype) @ table
     # Only Trainer needs shift_labels, for counting. A model without **kwargs would raise TypeError.
     kept = {key: value for key, value in kwargs.items() if key not in ("input_ids", "shift_labels")}
@@ -287,7 +288,8 @@ def train_padding_row(model: PreTrainedModel) -> None:
     The head trains that row in any case. Without its part at the input, the derivative of a
     training would be wrong.
     """
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
+    head = model.get_output_embeddings()
     if head is not None and head.weight is embedding.weight:
         embedding.padding_idx = None
 

@@ -3,7 +3,9 @@
 ```python
 Trainer(model=attach_soft_inputs(model), train_dataset=farzi.as_dataset(), data_collator=farzi.collator(),
         compute_loss_func=soft_cross_entropy, args=args).train()
-``` No method of Trainer is overridden: a hook feeds soft tokens to the model through its own input
+```
+
+No method of Trainer is overridden: a hook feeds soft tokens to the model through its own input
 embedding, and the loss is an argument of Trainer. The same model, collator and loss take ordinary
 token ids, so `evaluate` works on real data.
 """
@@ -19,13 +21,13 @@ from transformers import PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from farzi_hf.data import IGNORED, SequenceCollator
+from farzi_hf.summary.forms import Forms, Tensors
+from farzi_hf.summary.forms.common_inputs import checked_ids
 from farzi_hf.summary.soft_tokens import (
     feed_soft_tokens,
     shifted_cross_entropy,
-    soft_tokens,
     train_padding_row,
 )
-from farzi_hf.summary.teacher import CarriedTeacher
 
 
 def attach_soft_inputs(model: PreTrainedModel) -> PreTrainedModel:
@@ -62,7 +64,7 @@ def _hold_soft_labels(
     in their place.
     """
     labels = kwargs.get("labels")
-    model._held = None
+    model._held = None  # soft labels, and how many items Trainer counts
     if isinstance(labels, Tensor) and labels.is_floating_point():
         model._held = labels, kwargs.get("num_items_in_batch")
         kwargs = {
@@ -73,8 +75,10 @@ def _hold_soft_labels(
 
 
 def _soft_loss(model: PreTrainedModel, args: tuple, outputs: Any) -> Any:
+    """Gives the output the loss of the labels that were kept."""
     if model._held is not None:
-        outputs["loss"], model._held = soft_cross_entropy(outputs, *model._held), None
+        outputs["loss"] = soft_cross_entropy(outputs, *model._held)
+        model._held = None
     return outputs
 
 
@@ -105,11 +109,9 @@ def soft_cross_entropy(
     # entries.
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     loss, count = shifted_cross_entropy(logits, labels)
-    return loss / (
-        count
-        if num_items_in_batch is None
-        else torch.as_tensor(num_items_in_batch, device=loss.device)
-    )
+    if num_items_in_batch is None:
+        return loss / count
+    return loss / torch.as_tensor(num_items_in_batch, device=loss.device)
 
 
 @dataclass
@@ -117,12 +119,10 @@ class SoftTokenCollator:
     """Turns rows into a batch for a model that went through `attach_soft_inputs`.
 
     Rows of `FarziData.as_dataset()` become `input_ids`, the soft tokens (b, ξ, V) or ids (b, ξ);
-    `labels`, the soft tokens again, or (b, ξ + 1, V) if the summary has labels of its own; and
-    `shift_labels`, the likeliest target of each prediction as an integer. `labels[:, j + 1]` is
-    what position j predicts.
-
-    Rows of a summary that carries a teacher are ids (ξ,) with `labels` without numbers, (ξ, 0). The
-    teacher labels the batch.
+    `labels`, the soft tokens again, or (b, ξ + 1, V) if the summary has labels of its own or a
+    teacher; and `shift_labels`, the likeliest target of each prediction as an integer.
+    `labels[:, j + 1]` is what position j predicts. The forms of the summary know its rows and
+    complete them.
 
     Rows of ids, with `input_ids` of any lengths, become `input_ids`, padded with 0 on the right,
     `attention_mask`, `labels` (−100 at padding) and `shift_labels`, (b, L) each. Rows may have
@@ -137,74 +137,40 @@ class SoftTokenCollator:
             vocabulary.
     """
 
-    decoder: Tensor | None
-    tau: float
-    label_decoder: Tensor | None = None
-    vocab_size: int | None = None
-    teacher: CarriedTeacher | None = None
+    forms: Forms
+    """Of the summary, for the CPU."""
 
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        inputs = [self._input(i, row) for i, row in enumerate(rows)]
-        if len({x.ndim for x in inputs}) > 1:
-            raise ValueError("rows mix soft sequences and ids; give the rows of one dataset")
-        labels = self._labels(inputs, rows)
-        if labels is None and inputs[0].ndim == 1:
-            batch = SequenceCollator()(rows)
-            # transformers' models do not shift `shift_labels`, and expect them as long as the
-            # labels.
-            return {**batch, "shift_labels": F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)}
-        given = torch.stack(inputs)
-        read = {"input_ids": given, "attention_mask": torch.ones_like(given)}
-        if given.ndim == 3:
-            read = {"input_ids": soft_tokens(given, self.decoder, self.tau)}
-        labels = read["input_ids"] if labels is None else labels
-        return {**read, "labels": labels, "shift_labels": labels[:, 1:].argmax(-1)}
-
-    def _input(self, i: int, row: Mapping[str, Any]) -> Tensor:
-        """The latents (ξ, d) or ids (L,) of a row."""
-        if "input_ids" not in row:
-            raise ValueError(
-                f"rows[{i}] has columns {list(row)}, but no 'input_ids'; tokenize the text first"
-            )
-        x = torch.as_tensor(row["input_ids"])
-        dim = None if self.decoder is None else self.decoder.shape[0]
-        size = self.vocab_size or self.decoder.shape[1]
-        name = f"rows[{i}]['input_ids']"
-        if dim is not None and x.is_floating_point() and x.ndim == 2 and x.shape[1] == dim:
-            return x.to(self.decoder.dtype)
-        if x.ndim != 1 or (
-            x.is_floating_point() and len(x)
-        ):  # an empty list has no type of its own
-            latents = "" if dim is None else f", or latents (ξ, {dim}) of this summary"
-            raise ValueError(
-                f"{name} is {x.dtype} of shape {tuple(x.shape)}; give ids (L,){latents}"
-            )
-        outside = x[(x < 0) | (x >= size)]
-        if len(outside):
-            raise ValueError(
-                f"{name} holds id {outside[0]}, outside 0 … {size - 1}; use the summary's tokenizer"
-            )
-        return x.long()
+    shared: Tensors
+    """The tensors that all its rows share, on the CPU."""
 
     @torch.no_grad()
-    def _labels(self, inputs: Sequence[Tensor], rows: Sequence[Mapping[str, Any]]) -> Tensor | None:
-        """(b, ξ + 1, V) of rows with labels of their own, or of a teacher's. They stand where
-        shared ones do: nobody reads `labels[:, 0]`.
-        """
-        if self.label_decoder is not None and all(
-            _has_latents(row, self.label_decoder) for row in rows
-        ):
-            latents = torch.stack([torch.as_tensor(row["labels"]) for row in rows]).to(
-                self.label_decoder.dtype
-            )
-            return soft_tokens(F.pad(latents, (0, 0, 1, 0)), self.label_decoder, 1.0)
-        if self.teacher is not None and all(_has_latents(row, torch.empty(0, 0)) for row in rows):
-            labels = self.teacher.labels(self.teacher.tensors, torch.stack(inputs)).probabilities()
-            return F.pad(labels, (0, 0, 1, 0))
-        return None
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        values = [_input_of(i, row) for i, row in enumerate(rows)]
+        of_summary = {self.forms.knows(x, row) for x, row in zip(values, rows, strict=True)}
+        if len(of_summary) > 1:
+            raise ValueError("rows mix soft sequences and ids; give the rows of one dataset")
+        if of_summary == {False}:
+            return self._evaluated(values, rows)
+        read = self.forms.inputs.collated(values, self.shared)
+        labels = self.forms.labels.collated(rows, read["input_ids"], self.shared)
+        return {**read, "labels": labels, "shift_labels": labels[:, 1:].argmax(-1)}
+
+    def _evaluated(
+        self, values: Sequence[Tensor], rows: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Tensor]:
+        """A batch of rows of ids."""
+        inputs = self.forms.inputs
+        for i, x in enumerate(values):
+            checked_ids(i, x, inputs.config.vocab_size, inputs.wanted)
+        batch = SequenceCollator()(rows)
+        # transformers' models do not shift `shift_labels`, and expect them as long as the labels.
+        return {**batch, "shift_labels": F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)}
 
 
-def _has_latents(row: Mapping[str, Any], decoder: Tensor) -> bool:
-    """Whether the labels of a row are latents (ξ, e)."""
-    labels = torch.as_tensor(row["labels"]) if "labels" in row else torch.empty(0)
-    return labels.is_floating_point() and labels.ndim == 2 and labels.shape[1] == decoder.shape[0]
+def _input_of(i: int, row: Mapping[str, Any]) -> Tensor:
+    """The latents (ξ, d) or ids (L,) of row i of a batch."""
+    if "input_ids" not in row:
+        raise ValueError(
+            f"rows[{i}] has columns {list(row)}, but no 'input_ids'; tokenize the text first"
+        )
+    return torch.as_tensor(row["input_ids"])

@@ -42,11 +42,13 @@ class _Blocks:
     """
 
     def __init__(self, n: int, entries: int, like: Tensor, count: int) -> None:
-        numbers = portions(like).block * (
-            torch.get_num_threads() if like.device.type == "cpu" else 1
-        )
+        threads = torch.get_num_threads() if like.device.type == "cpu" else 1
+        numbers = portions(like).block * threads
         parts = max(1, -(-n // max(FEWEST, numbers // entries)))
-        self.n, self.entries, self.count, self.size = n, entries, count, max(1, -(-n // parts))
+        self.n = n
+        self.entries = entries
+        self.count = count
+        self.size = max(1, -(-n // parts))
         self.memory = like.new_empty(count * min(self.size, n) * entries)
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
@@ -128,26 +130,22 @@ def linear_cross_entropy(
             " HardTargets"
         )
     dtype = torch.promote_types(states.dtype, torch.float32)
-    states, targets = states.to(dtype), targets.to(dtype)
+    states = states.to(dtype)
+    targets = targets.to(dtype)
     weight, bias, counts = (None if x is None else x.to(dtype) for x in (weight, bias, counts))
     with torch.autocast(states.device.type, enabled=False):
         # torch.compile fuses the plain formula, and cannot differentiate a Function twice.
         if weight is None or is_traced(states):
-            losses = targets.cross_entropy(
-                states if weight is None else F.linear(states, weight, bias)
-            )
+            logits = states if weight is None else F.linear(states, weight, bias)
+            losses = targets.cross_entropy(logits)
             return (losses if counts is None else losses * counts).sum()
         # A bias is one more column, where states have a 1.
         head = weight if bias is None else torch.cat([weight, bias[:, None]], dim=1)
         h = states if bias is None else torch.cat([states, torch.ones_like(states[:, :1])], dim=1)
         value = _CrossEntropy.apply(targets, h, head.contiguous(), counts)
         if any(x.requires_grad for x in targets.tensors):
-            value = (
-                value
-                - (
-                    h.detach() * _TokenDerivative.apply(targets, head.detach(), *targets.tensors)
-                ).sum()
-            )
+            zeros = _TokenDerivative.apply(targets, head.detach(), *targets.tensors)
+            value = value - (h.detach() * zeros).sum()
     return value
 
 
@@ -161,12 +159,11 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, targets: Targets, h: Tensor, head: Tensor, counts: Tensor | None
     ) -> Tensor:
-        ctx.targets, ctx.found = (
-            targets,
-            _losses_and_gradient(targets, h, head, counts, ctx.needs_input_grad[1:3]),
-        )
+        needed = ctx.needs_input_grad[1:3]
+        ctx.targets = targets
+        ctx.computed = _losses_and_gradient(targets, h, head, counts, needed)
         ctx.save_for_backward(h, head, counts)
-        losses = ctx.found[0]
+        losses, _, _ = ctx.computed
         return losses if counts is None else losses.dot(counts)
 
     @staticmethod
@@ -174,11 +171,13 @@ class _CrossEntropy(torch.autograd.Function):
         h, head, counts = ctx.saved_tensors
         # The gradient is as large as the head, so the graph does not keep it. A second backward
         # pass computes it again.
-        found = ctx.found or _losses_and_gradient(
-            ctx.targets, h, head, counts, ctx.needs_input_grad[1:3]
-        )
-        ctx.found = None
-        return None, *_Gradient.apply(ctx.targets, found, s, h, head, counts, *ctx.targets.tensors)
+        computed = ctx.computed
+        if computed is None:
+            needed = ctx.needs_input_grad[1:3]
+            computed = _losses_and_gradient(ctx.targets, h, head, counts, needed)
+        ctx.computed = None
+        tensors = ctx.targets.tensors
+        return None, *_Gradient.apply(ctx.targets, computed, s, h, head, counts, *tensors)
 
 
 @torch.no_grad()
@@ -189,10 +188,15 @@ def _losses_and_gradient(
     """ℓ (n,), or Σ_j ℓ_j without counts; and the derivatives of Σ_j c_j ℓ_j in h and
     in the head.
     """
-    (dh, dhead), table, small = _zeros((h, head), needed), head.T, products_are_small(h, head)
-    totals, largest, dots = h.new_empty(len(h), 1), h.new_zeros(len(h), 1), []
+    dh, dhead = _zeros((h, head), needed)
+    table = head.T
+    small = products_are_small(h, head)
+    totals = h.new_empty(len(h), 1)
+    largest = h.new_zeros(len(h), 1)
+    dots = []
     for rows, (p, q) in _Blocks(len(h), len(head), h, 2):
-        q, states = targets.block(rows, q), h[rows]
+        q = targets.block(rows, q)
+        states = h[rows]
         z = torch.mm(states, table, out=p)
         dots.append(targets.sum_of_dots(q, z) if counts is None else targets.dot(q, z, q))
         if not small:
@@ -200,9 +204,8 @@ def _losses_and_gradient(
         total = torch.sum(z.exp_(), 1, keepdim=True, out=totals[rows])
         if not any(needed):
             continue
-        difference = targets.subtract(
-            q, z, total
-        )  # total · (p − q): products divide later, and are small
+        # total · (p − q): products divide later, and are small.
+        difference = targets.subtract(q, z, total)
         weight = total.reciprocal() if counts is None else counts[rows, None] / total
         if dh is not None:
             torch.mm(difference, head, out=dh[rows]).mul_(weight)
@@ -225,15 +228,19 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, targets: Targets, found: tuple, s: Tensor, *arguments: Tensor | None
+        ctx: Any, targets: Targets, computed: tuple, s: Tensor, *arguments: Tensor | None
     ) -> tuple:
-        ctx.targets, (h, head, counts, *tensors) = targets, arguments
+        h, head, counts, *tensors = arguments
+        ctx.targets = targets
         ctx.set_materialize_grads(False)
-        losses, dh, dhead = found
-        found = dh, dhead, None if counts is None else losses
+        losses, dh, dhead = computed
+        of_one = (dh, dhead, None if counts is None else losses)  # for s = 1
         needs_ds = ctx.needs_input_grad[2]
-        ctx.save_for_backward(s, h, head, counts, *tensors, *(found if needs_ds else ()))
-        return tuple(None if x is None else x * s if needs_ds else x.mul_(s) for x in found)
+        if needs_ds:
+            ctx.save_for_backward(s, h, head, counts, *tensors, *of_one)
+            return tuple(None if x is None else x * s for x in of_one)
+        ctx.save_for_backward(s, h, head, counts, *tensors)
+        return tuple(None if x is None else x.mul_(s) for x in of_one)
 
     @staticmethod
     @once_differentiable
@@ -245,21 +252,20 @@ class _Gradient(torch.autograd.Function):
         if (a is None and big_a is None and b is None) or not (needs_ds or any(needed)):
             return (None,) * len(ctx.needs_input_grad)
         s, h, head, counts, *rest = ctx.saved_tensors
-        targets, ds = ctx.targets, None
+        targets = ctx.targets
+        ds = None
         if needs_ds:  # a loss that is not linear in the cross-entropy
-            found = rest[len(targets.tensors) :]
-            ds = sum(
-                (x * y).sum() for x, y in zip(found, (a, big_a, b), strict=True) if y is not None
-            )
+            of_one = rest[len(targets.tensors) :]
+            pairs = zip(of_one, (a, big_a, b), strict=True)
+            ds = sum((x * y).sum() for x, y in pairs if y is not None)
         h_bar, head_bar, counts_bar, *q_bars = _zeros((h, head, counts, *targets.tensors), needed)
         pairs = [
             (x, table)
             for x, table in ((a, head), (h, big_a))
             if x is not None and table is not None
         ]
-        xs, tables = (
-            torch.cat(parts, 1) for parts in zip(*pairs, strict=True)
-        )  # y = a M + h A in one product
+        # y = a M + h A in one product
+        xs, tables = (torch.cat(parts, 1) for parts in zip(*pairs, strict=True))
         small = products_are_small(h, head)
         for rows, memory in _Blocks(len(h), len(head), h, 4):
             p, y, q, free = memory
@@ -271,7 +277,8 @@ class _Gradient(torch.autograd.Function):
             p_mean = row_dot(p, y, free)
             if counts_bar is not None:
                 counts_bar[rows] = (p_mean - q_mean) * s
-            e, difference = y.sub_(p_mean[:, None]).mul_(p), targets.subtract(q, p, p.new_ones(()))
+            e = y.sub_(p_mean[:, None]).mul_(p)
+            difference = targets.subtract(q, p, p.new_ones(()))  # in the memory of p
             if counts is not None:
                 e.mul_(counts[rows, None])
             if b is not None:
@@ -281,9 +288,8 @@ class _Gradient(torch.autograd.Function):
             if head_bar is not None:
                 # Σ_j (p − q)_j a_j + e_j h_j in one product: both matrices are neighbours in
                 # memory.
-                both = torch.cat(
-                    [torch.zeros_like(h[rows]) if a is None else a[rows], h[rows]]
-                ).mul_(s)
+                of_a = torch.zeros_like(h[rows]) if a is None else a[rows]
+                both = torch.cat([of_a, h[rows]]).mul_(s)
                 head_bar.addmm_(memory[:2].flatten(0, 1).T, both)
             if h_bar is not None:
                 torch.mm(e, head, out=h_bar[rows])
@@ -307,7 +313,8 @@ def mean_embedding(tokens: SoftTokens, table: Tensor) -> Tensor:
     tokens.check(len(table))
     with torch.autocast(table.device.type, enabled=False):
         dtype = torch.promote_types(tokens.latents.dtype, table.dtype)
-        flat, entries = tokens.to(dtype).flat(), table.to(dtype)
+        flat = tokens.to(dtype).flat()
+        entries = table.to(dtype)
         if is_traced(entries):
             x = flat.probabilities() @ entries
         else:

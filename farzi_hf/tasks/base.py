@@ -5,8 +5,10 @@ intervals.
 from __future__ import annotations
 
 import math
+import tempfile
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
@@ -16,8 +18,9 @@ from datasets import Dataset, DatasetDict
 from torch import Tensor
 from transformers import EvalPrediction, PreTrainedConfig
 
-from farzi_hf.data import SequenceCollator
+from farzi_hf.data import SequenceCollator, sequences_fingerprint
 from farzi_hf.data.seeds import Purpose, stream
+from farzi_hf.tasks.counted import CountedModel, CountedRow
 
 Row = dict[str, Any]
 """A row of a table: names and values."""
@@ -58,9 +61,12 @@ class Task(ABC):
     """
     module: ClassVar[type[evaluate.Metric]]
     """Computes the metrics from `statistics`."""
+    counts: ClassVar[type[CountedModel]]
+    """The strongest model that only counts."""
 
     def __init__(self, processing_class: Any) -> None:
         self.processing_class = processing_class
+        self._last_counted: tuple[Any, list[CountedRow]] | None = None
 
     # -- data sets that a config names -------------------------------------------------------------
 
@@ -148,12 +154,41 @@ class Task(ABC):
         )  # the larger a share is, the better
 
     @abstractmethod
+    def counting(
+        self, train: Dataset, validation: Dataset, vocab_size: int
+    ) -> Iterator[tuple[str, Callable[[Dataset], np.ndarray], int | None]]:
+        """The models that only count, weakest first, as they get ready: the name of the row, what
+        gives `statistics` of sequences, and the bytes that one must keep, None for those of the
+        data.
+        """
+
+    def count(
+        self, train: Dataset, validation: Dataset, test: Dataset, vocab_size: int
+    ) -> list[CountedRow]:
+        """The rows of models that only count, measured on the test sequences. The same rows once
+        more, in the same process, are not counted again.
+        """
+        parts = (train, validation, test)
+        key = (*map(sequences_fingerprint, parts), vocab_size)
+        if self._last_counted is not None and self._last_counted[0] == key:
+            return self._last_counted[1]
+        rows = []
+        begin = time.perf_counter()
+        for method, statistics, nbytes in self.counting(train, validation, vocab_size):
+            seconds = time.perf_counter() - begin
+            rows.append(CountedRow(method, statistics(test), round(seconds, 2), nbytes))
+            begin = time.perf_counter()
+        self._last_counted = (key, rows)
+        return rows
+
     def counted(
         self, train: Dataset, validation: Dataset, test: Dataset, vocab_size: int
     ) -> dict[str, np.ndarray]:
         """The statistics of count models on the test sequences, by name. Count models are not
         trained.
         """
+        rows = self.count(train, validation, test, vocab_size)
+        return {row.method: row.statistics for row in rows}
 
     @abstractmethod
     def headline(self, row: Row) -> str:
@@ -204,6 +239,7 @@ def count_cells(row: Row) -> dict[str, str]:
     """The last columns of every table."""
     return {
         "bytes": f"{row['bytes']:,}" if "bytes" in row else "",
+        "seconds": f"{row['seconds']:,.1f}" if "seconds" in row else "",
         "steps": f"{row['steps']:,}" if "steps" in row else "",
         "students": str(row.get("students", "")),
     }
@@ -211,7 +247,9 @@ def count_cells(row: Row) -> dict[str, str]:
 
 @cache
 def _module(kind: type[evaluate.Metric]) -> evaluate.Metric:
-    return kind(keep_in_memory=True)  # nothing is written to the cache of `evaluate`
+    # It makes a folder, in which it writes nothing then. The cache of `evaluate` may be read-only.
+    with tempfile.TemporaryDirectory() as folder:
+        return kind(keep_in_memory=True, cache_dir=folder)
 
 
 # -- statistics of students ------------------------------------------------------------------------

@@ -8,7 +8,7 @@ the second: rank, AUC.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import datasets
@@ -44,75 +44,11 @@ from farzi_hf.tasks.base import (
     bootstrap_interval,
     count_cells,
 )
+from farzi_hf.tasks.counted_items import SequenceRules
+from farzi_hf.tasks.ranks import candidates, rank_statistics
 from farzi_hf.tasks.text import InterpolatedBigram
 
 # -- metrics ---------------------------------------------------------------------------------------
-
-
-def rank_statistics(
-    scores: torch.Tensor,
-    targets: torch.Tensor,
-    seen: torch.Tensor | Sequence[Sequence[int]] | None = None,
-) -> torch.Tensor:
-    """For each user, the rank of the target among all items, from 1, and the AUC: the share of
-    other items that score lower.
-
-    Among equal scores, the lower id ranks first; in the AUC, an equal score counts one half. A
-    diverged model must not look good: a NaN score of another item counts as better than the target,
-    and a NaN score of the target counts as worst.
-
-    Args:
-        scores: (B, V). An item with score −∞ is not a candidate and is ignored.
-        targets: (B,) ids.
-        seen: items that are not candidates: for each user a list of ids, or (B, S) ids in which
-            negative ids are padding. The target stays a candidate, even if the user has had it
-            before.
-
-    Returns:
-        float64 (B, 2).
-
-    Raises:
-        ValueError: shapes that do not match, or `seen` has ids outside the columns of `scores`.
-    """
-    scores, targets = torch.as_tensor(scores), torch.as_tensor(targets)
-    if scores.ndim != 2 or targets.shape != scores.shape[:1]:
-        raise ValueError(
-            f"scores are {tuple(scores.shape)} and targets {tuple(targets.shape)}: pass (B, V) and"
-            " (B,)"
-        )
-    target_scores = scores.gather(1, targets[:, None])
-    candidates = _candidates(scores, seen).scatter_(1, targets[:, None], False)  # the others
-    equal = (scores == target_scores) & candidates
-    better = ~(scores <= target_scores) & candidates
-    first = equal & (torch.arange(scores.shape[1], device=scores.device) < targets[:, None])
-    others, better, equal, first = (x.sum(1).double() for x in (candidates, better, equal, first))
-    auc = torch.where(others > 0, (others - better - equal / 2) / others.clamp(min=1), 1.0)
-    return torch.stack([1 + better + first, auc], dim=1)
-
-
-def _candidates(
-    scores: torch.Tensor, ids: torch.Tensor | Sequence[Sequence[int]] | None
-) -> torch.Tensor:
-    """(B, V): whether an item's score is not −∞, and the item is none of the ids that the user has
-    seen; negative ids are padding.
-    """
-    candidates = scores != -torch.inf
-    if ids is None:
-        return candidates
-    if not isinstance(ids, torch.Tensor):
-        rows = [torch.as_tensor(row, dtype=torch.long) for row in ids]
-        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=IGNORED)
-    if len(ids) != len(scores) or (ids.numel() and ids.max() >= scores.shape[1]):
-        most = ids.max() if ids.numel() else None
-        raise ValueError(
-            f"seen holds ids of {len(ids)} users up to {most}, but scores are {tuple(scores.shape)}"
-        )
-    # Padding goes to a column of its own, which is cut off again.
-    chosen = torch.zeros(len(scores), scores.shape[1] + 1, dtype=torch.bool, device=scores.device)
-    ids = ids.to(scores.device)
-    return (
-        candidates & ~chosen.scatter_(1, torch.where(ids < 0, scores.shape[1], ids), True)[:, :-1]
-    )
 
 
 def ranking_metrics(
@@ -154,7 +90,7 @@ def _with_negatives(
     keys = torch.from_numpy(stream(seed, Purpose.NEGATIVES).random(tuple(scores.shape))).to(
         scores.device
     )
-    keys = keys.masked_fill(~_candidates(scores, seen), -1).scatter(
+    keys = keys.masked_fill(~candidates(scores, seen), -1).scatter(
         1, targets[:, None], 2
     )  # the target first
     drawn = keys.topk(min(1 + negatives, keys.shape[1])).indices
@@ -327,6 +263,7 @@ class Recommendation(Task):
     ratio_label = "our HR@100 over its"
     compared = ("hr@10", "hr@100", "ndcg@10", "auc")
     module = RankMetrics
+    counts = SequenceRules
     shown: ClassVar[Mapping[str, str]] = {
         "hr@10": "HR@10, %",
         "hr@100": "HR@100, %",
@@ -448,19 +385,24 @@ class Recommendation(Task):
             np.concatenate([np.asarray(seed) for seed in students], axis=1)
         )  # (students, N, 2)
 
-    def counted(
-        self, train: Dataset, validation: Dataset, test: Dataset, vocab_size: int
-    ) -> dict[str, np.ndarray]:
-        """Popularity and an interpolated bigram of items."""
+    def counting(
+        self, train: Dataset, validation: Dataset, vocab_size: int
+    ) -> Iterator[tuple[str, Callable[[Dataset], np.ndarray], int | None]]:
+        """Popularity, an interpolated bigram of items, and rules of sequences."""
+
+        def ranks(scores: Callable[[Sequence[int]], np.ndarray]) -> Callable[[Dataset], np.ndarray]:
+            return lambda rows: ranks_of_scores(scores, rows["input_ids"])
+
         counts, items = popularity(train, vocab_size), np.arange(vocab_size)
+        yield "popularity", ranks(lambda history: counts), None
         bigram = InterpolatedBigram.fit(train, vocab_size, validation)
-        models = {
-            "popularity": lambda history: counts,
-            "item bigram": lambda history: bigram.probabilities(
-                np.full(vocab_size, history[-1]), items
-            ),
-        }
-        return {name: ranks_of_scores(scores, test["input_ids"]) for name, scores in models.items()}
+
+        def followers(history: Sequence[int]) -> np.ndarray:
+            return bigram.probabilities(np.full(vocab_size, history[-1]), items)
+
+        yield "item bigram", ranks(followers), None
+        rules = SequenceRules.fit(train, vocab_size, validation)
+        yield rules.name, rules.statistics, rules.nbytes
 
     def headline(self, row: Row) -> str:
         return ", ".join(f"{name.upper()} {100 * row[name]:.1f} %" for name in ("hr@10", "hr@100"))

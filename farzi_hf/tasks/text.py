@@ -8,7 +8,7 @@ of a whole data set: `token_statistics` is a Trainer's ``preprocess_logits_for_m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -34,6 +34,7 @@ from farzi_hf.tasks.base import (
     bootstrap_interval,
     count_cells,
 )
+from farzi_hf.tasks.counted_text import KneserNey
 
 # -- metrics ---------------------------------------------------------------------------------------
 
@@ -315,6 +316,7 @@ class LanguageModeling(Task):
     ratio_label = "its perplexity over ours"
     compared = ()
     module = TokenMetrics
+    counts = KneserNey
     # Two settings matter (recipes/LOG.md). With tied embeddings, the learner stays on the unigram
     # plateau for hundreds of steps. With embeddings that start small, training is so chaotic that
     # its gradient is useless.
@@ -445,16 +447,19 @@ class LanguageModeling(Task):
             )
         }
 
-    def counted(
-        self, train: Dataset, validation: Dataset, test: Dataset, vocab_size: int
-    ) -> dict[str, np.ndarray]:
-        """A unigram and an interpolated bigram."""
+    def counting(
+        self, train: Dataset, validation: Dataset, vocab_size: int
+    ) -> Iterator[tuple[str, Callable[[Dataset], np.ndarray], int | None]]:
+        """A unigram, an interpolated bigram, and Kneser-Ney of the best order."""
+
+        def totals(model: Unigram) -> Callable[[Dataset], np.ndarray]:
+            return lambda rows: sentence_totals(model.token_statistics(rows))[:, None]
+
+        yield "unigram", totals(Unigram.fit(train, vocab_size)), None
         bigram = InterpolatedBigram.fit(train, vocab_size, validation)
-        models = {"unigram": bigram.unigram, "interpolated bigram": bigram}
-        return {
-            name: sentence_totals(model.token_statistics(test))[:, None]
-            for name, model in models.items()
-        }
+        yield "interpolated bigram", totals(bigram), None
+        ngrams = KneserNey.fit(train, vocab_size, validation)
+        yield ngrams.name, ngrams.statistics, ngrams.nbytes
 
     def headline(self, row: Row) -> str:
         return f"perplexity {row['perplexity']:,.1f}"

@@ -56,7 +56,10 @@ from farzi_hf.report import listed, markdown, save_csv, save_text
 
 FILES = ("results.json", "results.csv", "table.md")
 LIMITS = Limits(memory=6.0, seconds=3600.0)
-RATE, WARMUP, EPSILON, CLIP = 1e-3, 10, 1e-6, 1.0
+RATE = 1e-3
+WARMUP = 10
+EPSILON = 1e-6
+CLIP = 1.0
 COMPARED = 100  # rows whose scores are kept
 Found = tuple[Tensor | None, int]
 """Scores (queries, rows), and bytes on disk after the training."""
@@ -80,10 +83,8 @@ class Problem:
     @cached_property
     def ids(self) -> Tensor:
         """(rows, length)"""
-        frequencies, generator = (
-            1 / torch.arange(1.0, self.vocabulary + 1),
-            torch.Generator().manual_seed(0),
-        )
+        frequencies = 1 / torch.arange(1.0, self.vocabulary + 1)
+        generator = torch.Generator().manual_seed(0)
         drawn = torch.multinomial(
             frequencies, self.rows * self.length, replacement=True, generator=generator
         )
@@ -138,9 +139,8 @@ class Problem:
             disable_tqdm=True,
             dataloader_pin_memory=False,
         )
-        ids = (
-            self.ids.tolist()
-        )  # the Trainer divides by the number of labels, also of the first, which nothing predicts
+        # The Trainer divides by the number of labels, also of the first, which nothing predicts.
+        ids = self.ids.tolist()
         rows = {"input_ids": ids, "labels": [[IGNORED, *row[1:]] for row in ids]}
         return Trainer(self.model(), args, SequenceCollator(), Dataset.from_dict(rows))
 
@@ -149,7 +149,8 @@ def plain(problem: Problem, weights: Tensor | None = None) -> Tensor:
     """An ordinary loop: (queries,), their losses after a training in which rows have
     these weights.
     """
-    model, ids = problem.model(), problem.ids
+    model = problem.model()
+    ids = problem.ids
     w = torch.ones(len(ids)) if weights is None else weights
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, eps=EPSILON, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, problem.factor())
@@ -208,7 +209,8 @@ def bergson(problem: Problem, folder: str, mode: str) -> Found:
         data = Dataset.from_dict({"input_ids": rows.tolist(), **columns})
         return DataStream(data, size, weight_shape=(problem.rows,) if columns else None)
 
-    model, factor = problem.model().eval(), problem.factor()
+    model = problem.model().eval()
+    factor = problem.factor()
     model.set_attn_implementation("eager")  # both as its `prepare_trainer` does
     model.loss_function = partial(weighted_causal_lm_ce, reduction="mean")
     how = {"eps": EPSILON, "eps_root": problem.eps_root, "weight_decay": 0.0}
@@ -223,7 +225,8 @@ def bergson(problem: Problem, folder: str, mode: str) -> Found:
         "max_grad_norm": CLIP,
         "grad_accum_steps": problem.micro_batches,
     }
-    state, found = magic.train(state, data, save_dir=folder, **steps), []
+    state = magic.train(state, data, save_dir=folder, **steps)
+    found = []
     disk = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
     final = state.to("cpu").detach_()
     for query in range(problem.queries):
@@ -233,10 +236,8 @@ def bergson(problem: Problem, folder: str, mode: str) -> Found:
             state, model, stream(problem.ids[query : query + 1], 1)
         )
         state.detach_()
-        data.requires_grad, zeros = (
-            True,
-            [torch.zeros_like(x) for x in tree_iter(state.opt_state) if x.is_floating_point()],
-        )
+        data.requires_grad = True
+        zeros = [torch.zeros_like(x) for x in tree_iter(state.opt_state) if x.is_floating_point()]
         back = BackwardState(gradient, zeros, torch.zeros_like(data.weights))
         back = magic.backward(
             folder, data, back, state, cleanup=query + 1 == problem.queries, **steps
@@ -297,7 +298,8 @@ def exactness(report: Report, scores: Callable[[Problem, str], Found], problem: 
     float64.
     """
     torch.set_default_dtype(torch.float64)
-    h, ones = 1e-4, torch.ones(problem.rows)
+    h = 1e-4
+    ones = torch.ones(problem.rows)
     changes = h * torch.eye(problem.rows)
     true = torch.cat(
         [(plain(problem, ones - x) - plain(problem, ones + x)) / (2 * h) for x in changes]
@@ -318,11 +320,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--output_dir", default="model_cards/attribution_cost", help="folder of the card"
     )
     args = parser.parse_args(argv)
-    folder, code, there = (
-        Path(args.output_dir),
-        code_hash("attribute_cost"),
-        find_spec("bergson") is not None,
-    )
+    folder = Path(args.output_dir)
+    code = code_hash("attribute_cost")
+    there = find_spec("bergson") is not None
     if not there:
         print(
             "bergson is not installed, so it has no rows; the top of this file says how to"

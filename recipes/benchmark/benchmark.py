@@ -114,7 +114,8 @@ def arguments(argv: Sequence[str] | None) -> Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures the cells, and writes the tables and the figure."""
     args = arguments(argv)
-    size, output = args.size, Path(args.output_dir)
+    size = args.size
+    output = Path(args.output_dir)
     with ends_in_one_line("benchmark.py"):
         rows = read_rows(output, FILES)
     settings = {
@@ -225,11 +226,9 @@ def measure(
     The first run measures memory, and its malloc returns freed memory to the system. The next runs
     measure time, and their malloc keeps freed memory.
     """
-    problem, way, timer = (
-        Problem.of(Size(**size), torch.float32, device),
-        METHODS[method],
-        Timer(device),
-    )
+    problem = Problem.of(Size(**size), torch.float32, device)
+    way = METHODS[method]
+    timer = Timer(device)
     harness.return_freed_memory()
     _, warm_up = timer.result(lambda: problem.meta_gradient(way, WARM_UP_STEPS))
     report({"warm_up_seconds": warm_up[0]})
@@ -323,7 +322,8 @@ def circumstances(rows: Sequence[Facts]) -> str:
     """The circumstances of the measurement: machine, versions, problem, and settings that all
     methods share.
     """
-    last, commits = rows[-1], sorted({str(row["commit"]) for row in rows if row.get("commit")})
+    last = rows[-1]
+    commits = sorted({str(row["commit"]) for row in rows if row.get("commit")})
     return (
         f"- {last['date']}, commit {', '.join(commits) or 'unknown'},"
         f" {last.get('gpu') or last['processor']}, {last['threads']} thread(s), torch"
@@ -353,10 +353,8 @@ def by_steps(rows: Sequence[Facts], column: str, shown: Callable[[float], str]) 
             else ""
         )
 
-    steps, methods = (
-        sorted({row["steps"] for row in rows}),
-        dict.fromkeys(row["method"] for row in rows),
-    )
+    steps = sorted({row["steps"] for row in rows})
+    methods = dict.fromkeys(row["method"] for row in rows)
     return markdown([{"": name, **{f"T = {t}": cell(name, t) for t in steps}} for name in methods])
 
 

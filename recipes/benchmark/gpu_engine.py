@@ -52,7 +52,8 @@ class Problem:
         def normal(*shape: int, scale: float = 0.1) -> Tensor:
             return (scale * torch.randn(*shape, generator=generator)).to(size.device, dtype)
 
-        h, n = size.width, size.vocabulary
+        h = size.width
+        n = size.vocabulary
         self.start = {
             "embedding": normal(n, h),
             "positions": normal(size.length, h),
@@ -108,10 +109,13 @@ def ours(adjoint: Adjoint, torch_compile: bool | str, problem: Problem, steps: i
 
 def loop(recomputed: bool, problem: Problem, steps: int) -> Params:
     """The loop that a user would write; each step recomputed on the way back, if asked for."""
-    names, count = list(problem.start), len(problem.start)
+    names = list(problem.start)
+    count = len(problem.start)
 
     def step(t: int, latents: Tensor, decoder: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        w, m, v = state[:count], state[count : 2 * count], state[2 * count :]
+        w = state[:count]
+        m = state[count : 2 * count]
+        v = state[2 * count :]
         graph = torch.is_grad_enabled()
         with torch.enable_grad():
             w = w if graph else [x.detach().requires_grad_() for x in w]
@@ -147,13 +151,15 @@ METHODS: dict[str, Method] = {
 
 def measured(method: Method, size: argparse.Namespace, steps: int) -> dict[str, float]:
     """Seconds, peak bytes and error of one method."""
-    problem, is_gpu = Problem(size, torch.float32), size.device == "cuda"
+    problem = Problem(size, torch.float32)
+    is_gpu = size.device == "cuda"
     wait = torch.cuda.synchronize if is_gpu else lambda: None
     problem.gradient(method, 2)  # the first time, kernels are loaded and compiled
     if is_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    before, seconds = torch.cuda.memory_allocated() if is_gpu else 0, []
+    before = torch.cuda.memory_allocated() if is_gpu else 0
+    seconds = []
     while len(seconds) < 3 and sum(seconds) < 60:
         wait()
         started = time.perf_counter()

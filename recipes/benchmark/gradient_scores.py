@@ -41,10 +41,8 @@ def gradient_cosines(training: WeightedTraining, test: Test, theta: Parameters) 
     is 0. Costs one gradient per sequence.
     """
     direction = _test_gradient(training, test, theta)
-    lengths, length = (
-        torch.zeros_like(training.ones),
-        torch.sqrt(sum(g.square().sum() for g in direction.values())),
-    )
+    lengths = torch.zeros_like(training.ones)
+    length = torch.sqrt(sum(g.square().sum() for g in direction.values()))
     for i in _predicting(training):
         own = _gradient(training, theta, i[None]).values()
         lengths[i] = torch.sqrt(sum(g.square().sum() for g in own)) * length
@@ -87,7 +85,8 @@ def _gradient(
     """∇ Σ_i w_i ℓ_i of some rows, differentiable in w: of the sum, so that the rows beside it do
     not change a sequence's part.
     """
-    theta, batch = leaves(theta), training.minibatch(chosen)
+    theta = leaves(theta)
+    batch = training.minibatch(chosen)
     predicted = int((batch["labels"][:, 1:] != IGNORED).sum())
     return _by_name(
         training.learner.hard_loss(theta, batch, w) * predicted, theta, create_graph=w is not None

@@ -78,7 +78,8 @@ class Timer:
     def result(self, function: Callable[[], Any]) -> tuple[Any, tuple[float, float]]:
         """The result of the call, and its seconds."""
         self._wait()
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall = time.perf_counter()
+        cpu = time.process_time()
         result = function()
         self._wait()
         return result, (time.perf_counter() - wall, time.process_time() - cpu)
@@ -110,9 +111,8 @@ class PeakMemory:
         if self._cuda:
             return torch.cuda.max_memory_allocated() - self._before
         peak = _status("VmHWM")
-        return (
-            None if peak is None else max(0, peak - self._before)
-        )  # the kernel counts pages in batches, so a peak can lag behind
+        # The kernel counts pages in batches, so a peak can lag behind.
+        return None if peak is None else max(0, peak - self._before)
 
 
 def _status(field: str) -> int | None:
@@ -165,7 +165,8 @@ def run_limited(command: Sequence[str], environment: Mapping[str, str], limits: 
     and a `note`.
     """
     with tempfile.TemporaryDirectory() as folder:
-        reported, errors = Path(folder, "report"), Path(folder, "errors")
+        reported = Path(folder, "report")
+        errors = Path(folder, "errors")
         reported.touch()
         with errors.open("w") as stderr:
             streams = {"stdout": subprocess.DEVNULL, "stderr": stderr}
@@ -199,7 +200,9 @@ def _watch(process: subprocess.Popen, limits: Limits) -> tuple[str, str]:
     """
     import psutil  # part of the extra "bench"; the caller reports its absence
 
-    watched, start, largest = psutil.Process(process.pid), time.monotonic(), 0
+    watched = psutil.Process(process.pid)
+    start = time.monotonic()
+    largest = 0
     while process.poll() is None:
         with suppress(psutil.NoSuchProcess):
             largest = max(largest, watched.memory_info().rss)

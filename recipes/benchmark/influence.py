@@ -31,12 +31,10 @@ from farzi_hf.tasks import Recommendation
 CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "tables"
 CARDS = Path(__file__).resolve().parents[2] / "model_cards"
 DATASETS = ("ptb", "ml-100k", "sample", "sample_interactions")
-EXACT, TRACIN, COSINE, RANDOM = (
-    "exact influence",
-    "TracIn, 3 checkpoints",
-    "gradient cosine",
-    "random",
-)
+EXACT = "exact influence"
+TRACIN = "TracIn, 3 checkpoints"
+COSINE = "gradient cosine"
+RANDOM = "random"
 TRAK_MODELS = 3
 TRAK = f"TRAK, {TRAK_MODELS} models"
 RESAMPLES = 1000
@@ -117,10 +115,8 @@ class AttributionArguments:
 
     def optimizer(self, steps: int) -> InnerOptimizer:
         """The optimizer of a training of T steps, with a rate that falls to 0 as a cosine."""
-        kind, common = (
-            OPTIMIZERS[self.inner_optimizer],
-            {"lr": self.learning_rate, "lr_schedule": Cosine(steps)},
-        )
+        kind = OPTIMIZERS[self.inner_optimizer]
+        common = {"lr": self.learning_rate, "lr_schedule": Cosine(steps)}
         if self.inner_optimizer == "sgd":
             return kind(momentum=self.momentum, **common)
         return kind(betas=(self.momentum, 0.999), eps=self.epsilon, **common)
@@ -152,7 +148,8 @@ class AttributionProblem:
     """Training and test sequences of one data set, and the learner's training on them."""
 
     def __init__(self, data: TaskData, args: AttributionArguments) -> None:
-        self.data, self.args = data, args
+        self.data = data
+        self.args = args
         self.task = data.task
 
     @cached_property
@@ -173,7 +170,8 @@ class AttributionProblem:
 
     def training(self, seed: int, steps: int) -> WeightedTraining:
         """T steps on the training sequences."""
-        ids, args = self.train_ids, self.args
+        ids = self.train_ids
+        args = self.args
         batches = minibatches(len(ids), args.batch_size, steps, seed)
         if batches is None:
             raise ValueError(
@@ -255,11 +253,13 @@ def resampled(
     """(1 + resamples,): the rank correlation of predicted and true losses, first over all
     retrainings, then over resampled ones.
     """
-    generator, count = stream(0, Purpose.BOOTSTRAP), len(losses)
+    generator = stream(0, Purpose.BOOTSTRAP)
+    count = len(losses)
     chosen = np.stack(
         [np.arange(count), *(generator.integers(count, size=count) for _ in range(RESAMPLES))]
     )
-    predicted, true = (left_out.double() @ torch.tensor(scores).double()).numpy(), np.array(losses)
+    predicted = (left_out.double() @ torch.tensor(scores).double()).numpy()
+    true = np.array(losses)
     return spearman(predicted[chosen], true[chosen])
 
 
@@ -269,11 +269,13 @@ def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """
 
     def ranks(values: np.ndarray) -> np.ndarray:
-        one, other = values[..., None], values[..., None, :]
+        one = values[..., None]
+        other = values[..., None, :]
         found = (one > other).sum(-1) + (one == other).sum(-1) / 2
         return found - found.mean(-1, keepdims=True)
 
-    x, y = ranks(x), ranks(y)
+    x = ranks(x)
+    y = ranks(y)
     return (x * y).sum(-1) / np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
 
 

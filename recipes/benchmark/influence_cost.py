@@ -38,7 +38,8 @@ def ordinary_loop(training: WeightedTraining, test: dict[str, Tensor]) -> Tensor
     """The same training as a user of PyTorch writes it: the model's own loss, an optimizer of
     `torch.optim`, a schedule.
     """
-    model, ours = copy.deepcopy(training.learner.model), training.optimizer
+    model = copy.deepcopy(training.learner.model)
+    ours = training.optimizer
     model.load_state_dict(training.start, strict=False)
     if isinstance(ours, InnerAdam):
         optimizer = torch.optim.Adam(model.parameters(), ours.lr, ours.betas, ours.eps)
@@ -66,7 +67,8 @@ def compiled(method: Method) -> Method:
 def step_checkpoint(training: WeightedTraining, test: dict[str, Tensor]) -> Tensor:
     """`torch.utils.checkpoint` around each step of the optimizer, as a user would write it."""
     names, start = zip(*training.start.items(), strict=True)
-    optimizer, w = training.optimizer, training.ones.requires_grad_()
+    optimizer = training.optimizer
+    w = training.ones.requires_grad_()
     flat = torch.cat([x.reshape(-1) for x in start])
 
     def params_of(x: Tensor) -> dict[str, Tensor]:
@@ -113,7 +115,8 @@ def measured(problem: AttributionProblem, argv: list[str]) -> list[Facts]:
     """A row per way and T: `status`, and where it is "ok" the CPU seconds and the peak of memory.
     Kept results are not measured again.
     """
-    args, rows = problem.args, []
+    args = problem.args
+    rows = []
     limits = Limits(args.memory_limit, args.time_limit)
     for steps in sorted(args.cost_steps):
         for method in args.ways:
@@ -134,6 +137,7 @@ def measure(report: Report, argv: list[str], method: str, steps: int) -> None:
     problem = AttributionProblem(data, args)
     harness.return_freed_memory()
     METHODS[method](problem.training(0, WARM_UP), problem.test)
-    training, peak = problem.training(0, steps), PeakMemory()
+    training = problem.training(0, steps)
+    peak = PeakMemory()
     seconds, cpu_seconds = Timer()(lambda: METHODS[method](training, problem.test))
     report({"memory_bytes": peak.read(), "cpu_seconds": cpu_seconds, "seconds": seconds})

@@ -40,7 +40,9 @@ from farzi_hf.engine import Tape
 from farzi_hf.report import listed, markdown, save_csv, save_json, save_text
 
 FILES = ("table.json", "table.md", "table.csv")
-SHARES, HALVES, FRESH = (0.01, 0.05, 0.2, 0.5), 4, 2
+SHARES = (0.01, 0.05, 0.2, 0.5)
+HALVES = 4
+FRESH = 2
 USE = 2
 """Seeds, the first ones, of choices."""
 SETTINGS = {
@@ -56,11 +58,10 @@ SETTINGS = {
         ("tied", 3e-3, 1e-2, 400),
     )
 }
-OVER_HALVES, OVER_SEEDS = f"exact, mean over {HALVES} random halves", "exact, mean over seeds"
-OVER_STEPS, DAMPED = (
-    "exact, mean after 80 and 100 % of the steps",
-    "exact, ε {:g} in the derivative alone",
-)
+OVER_HALVES = f"exact, mean over {HALVES} random halves"
+OVER_SEEDS = "exact, mean over seeds"
+OVER_STEPS = "exact, mean after 80 and 100 % of the steps"
+DAMPED = "exact, ε {:g} in the derivative alone"
 DAMPINGS = (1e-3, 1e-2)
 CHOICES = {"without the lowest": (0.05, 0.1, 0.2), "the highest": (0.3,)}
 DEFAULTS = (
@@ -184,10 +185,8 @@ class DistanceProblem(AttributionProblem):
         """(1 + K,): the test loss of the training and of each retraining; kept."""
 
         def made() -> list[float]:
-            training, weights = (
-                self.training(seed, self.steps),
-                1.0 - self.at(share).left_out(seed).float(),
-            )
+            training = self.training(seed, self.steps)
+            weights = 1.0 - self.at(share).left_out(seed).float()
             with torch.no_grad():
                 everything = [torch.ones_like(weights[0]), *weights]
                 return [
@@ -203,11 +202,9 @@ class DistanceProblem(AttributionProblem):
         """
 
         def made() -> list[dict[str, Any]]:
-            n, rows, held_out = (
-                len(self.train_ids),
-                [],
-                self.collated(self._drawn("validation", 400)),
-            )
+            n = len(self.train_ids)
+            rows = []
+            held_out = self.collated(self._drawn("validation", 400))
             orders = {
                 name: np.argsort(x)
                 for name, x in self.scores(seed).items()
@@ -342,7 +339,8 @@ def write(folder: Path, problems: dict[str, DistanceProblem], seeds: Sequence[in
 
 def judged(name: str, problem: DistanceProblem, seeds: Sequence[int]) -> list[dict[str, Any]]:
     """A row for each share and method."""
-    scores, rows = [problem.scores(seed) | problem.more(seed) for seed in seeds], []
+    scores = [problem.scores(seed) | problem.more(seed) for seed in seeds]
+    rows = []
     if len(seeds) > 1:
         mean = np.mean([found[EXACT] for found in scores], 0).tolist()
         scores = [{**found, OVER_SEEDS: mean} for found in scores]

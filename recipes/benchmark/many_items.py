@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    learner, timer = Learner(config_of(args)), Timer()
+    learner = Learner(config_of(args))
+    timer = Timer()
     form = {"inputs": "tokens", "labels": "own", "label_dim": args.label_dim}
     farzi = FarziData(
         FarziDataConfig(
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     adjoint = None if args.adjoint is None else ADJOINTS[args.adjoint]()
     adam = InnerAdam(0.02, (0.7, 0.999), 1e-6)
     training = SyntheticTraining(
-        adam, 1.0, args.batch, args.window, adjoint, torch_compile=args.torch_compile
+        adam, farzi.forms, args.batch, args.window, adjoint, torch_compile=args.torch_compile
     )
     begin = {"start": learner.initial_parameters(0), "steps": args.steps, "seed": 0}
     totals = []

@@ -53,11 +53,9 @@ def metasmoothness(
     with torch.no_grad():
         middle, *changed = (float(loss(theta)) for theta in map(training.train, weights))
     above, below = np.split(np.array(changed), 2)
-    predicted, odd, even = (
-        -size * (v @ scores).numpy(force=True),
-        (above - below) / 2,
-        (above + below) / 2 - middle,
-    )
+    predicted = -size * (v @ scores).numpy(force=True)
+    odd = (above - below) / 2
+    even = (above + below) / 2 - middle
     return {
         "slope": float(predicted @ odd / (predicted @ predicted)),
         "correlation": float(np.corrcoef(predicted, odd)[0, 1]),

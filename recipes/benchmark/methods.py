@@ -253,7 +253,8 @@ def higher_adam(problem: Problem, steps: int) -> Parameters:
     """`higher`: a functional copy of the module and a differentiable twin of `torch.optim.Adam`."""
     import higher
 
-    model, q = problem.module(), problem.tokens()
+    model = problem.module()
+    q = problem.tokens()
     names = [name for name, _ in model.named_parameters()]
     with higher.innerloop_ctx(model, torch.optim.Adam(model.parameters(), **ADAM)) as (
         functional,
@@ -272,7 +273,8 @@ def torchopt_adam(problem: Problem, steps: int) -> Parameters:
     """TorchOpt's MetaAdam. It replaces the parameters of the module by tensors with a history."""
     import torchopt
 
-    model, q = problem.module(), problem.tokens()
+    model = problem.module()
+    q = problem.tokens()
     optimizer = torchopt.MetaAdam(model, **ADAM, eps_root=EPS_ROOT)
     for _ in range(steps):
         optimizer.step(

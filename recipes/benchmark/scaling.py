@@ -13,7 +13,7 @@ is what `unroll` chooses an adjoint by.
 
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -41,7 +41,7 @@ from farzi_hf.engine.adjoints.base import graph_bytes
 from farzi_hf.engine.inner_loop import InnerLoop, Layout
 from farzi_hf.report import listed, markdown, save_csv, save_text
 from farzi_hf.summary import FarziData, FarziDataConfig
-from farzi_hf.summary.forms import batch_of
+from farzi_hf.summary.soft_tokens import SoftTokens
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "paper"))
 from curves import Panel, plot_curves
@@ -59,22 +59,24 @@ COLUMNS = (
     "commit",
     "code",
 )
-STEPS, SEQUENCES, WIDTH, BATCH = 4, 10, 32, 8
+STEPS = 4
+SEQUENCES = 10
+WIDTH = 32
+BATCH = 8
 
 
-def ours(learner: Learner, params: Parameters, tensors: Mapping[str, Tensor]) -> Tensor:
+def ours(learner: Learner, params: Parameters, ids: Tensor, targets: SoftTokens) -> Tensor:
     """The loss of `Learner`."""
-    return learner.soft_loss(params, *batch_of(tensors, slice(None), 1.0))
+    return learner.soft_loss(params, ids, targets)
 
 
-def textbook(learner: Learner, params: Parameters, tensors: Mapping[str, Tensor]) -> Tensor:
+def textbook(learner: Learner, params: Parameters, ids: Tensor, targets: SoftTokens) -> Tensor:
     """−Σ q log p / n, with logits and labels (b, ξ, V) in memory."""
-    ids, targets = batch_of(tensors, slice(None), 1.0)
     z = learner.logits(params, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     return -(targets.probabilities() * z.log_softmax(-1)).sum() / ids.numel()
 
 
-LOSSES: dict[str, Callable[[Learner, Parameters, Mapping[str, Tensor]], Tensor]] = {
+LOSSES: dict[str, Callable[[Learner, Parameters, Tensor, SoftTokens], Tensor]] = {
     "ours": ours,
     "textbook": textbook,
 }
@@ -120,10 +122,12 @@ def measure(report: Report, loss: str, vocabulary: int, length: int) -> None:
     form = {"inputs": "tokens", "labels": "own", "label_dim": WIDTH}
     farzi = FarziData(FarziDataConfig(SEQUENCES, length, 1, vocabulary, **form))
     names, inputs = zip(*farzi.tensors.items(), strict=True)
-    start, real = learner.initial_parameters(0), torch.randint(vocabulary, (BATCH, min(length, 50)))
+    start = learner.initial_parameters(0)
+    real = torch.randint(vocabulary, (BATCH, min(length, 50)))
 
     def inner_loss(params: Parameters, tensors: tuple[Tensor, ...], step: int) -> Tensor:
-        return LOSSES[loss](learner, params, dict(zip(names, tensors, strict=True)))
+        summary = dict(zip(names, tensors, strict=True))
+        return LOSSES[loss](learner, params, *farzi.forms.batch(summary, slice(None)))
 
     def meta_gradient(steps: int) -> None:
         theta = unroll(

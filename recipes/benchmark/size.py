@@ -67,7 +67,9 @@ MEASURED = {
     "peak": "MB",
     "summary": "bytes",
 }
-_BLOCK, _ROWS, _STEPS = 1 << 20, 400, 10
+_BLOCK = 1 << 20
+_ROWS = 400
+_STEPS = 10
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -79,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--time_limit", type=float, default=1200.0, help="seconds of a process")
     parser.add_argument("--output_dir", default="model_cards/size")
     args = parser.parse_args(argv)
-    output, limits = Path(args.output_dir), Limits(args.memory_limit, args.time_limit)
+    output = Path(args.output_dir)
+    limits = Limits(args.memory_limit, args.time_limit)
     with ends_in_one_line("size.py"):
         rows = read_rows(output, FILES)
     cells = [
@@ -192,10 +195,8 @@ def steps(entries: int, width: int, text: bool) -> Facts:
         )
         task: Any = LanguageModeling(tokenizer)
     else:
-        config, task = (
-            SASRecConfig(num_items=entries, hidden_size=width, max_length=20),
-            Recommendation([str(i) for i in range(entries)]),
-        )
+        config = SASRecConfig(num_items=entries, hidden_size=width, max_length=20)
+        task = Recommendation([str(i) for i in range(entries)])
     with tempfile.TemporaryDirectory() as folder:
         args = FarziConfig(
             folder,
@@ -213,7 +214,8 @@ def steps(entries: int, width: int, text: bool) -> Facts:
             use_cpu=True,
             disable_tqdm=True,
         )
-        trainer, timer = FarziTrainer(config, args, rows, task=task), Timer()
+        trainer = FarziTrainer(config, args, rows, task=task)
+        timer = Timer()
         training = args.make_teacher_training()
         taught = min(
             timer(lambda: training.train(trainer.learner, trainer.real_data, 0))[1]

@@ -69,9 +69,11 @@ class Watch(TrainerCallback):
     """Measures this process every few outer steps, and ends the training after some minutes."""
 
     def __init__(self, minutes: float, every: int) -> None:
-        self.minutes, self.every = minutes, every
+        self.minutes = minutes
+        self.every = every
         self.rows: list[dict[str, Any]] = []
-        self._process, self._start = psutil.Process(), time.monotonic()
+        self._process = psutil.Process()
+        self._start = time.monotonic()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

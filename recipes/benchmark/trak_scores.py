@@ -33,7 +33,8 @@ def trak_scores(
     Args:
         test: a batch of m test sequences.
     """
-    model, count = training.learner.model, len(test["input_ids"])
+    model = training.learner.model
+    count = len(test["input_ids"])
     dimensions = max(101, training.num_rows // 2)  # with 100 or less, the library's projector fails
     with TemporaryDirectory() as folder:
         traker = TRAKer(
@@ -90,7 +91,8 @@ class Margin(AbstractModelOutput):
 def _log_likelihoods(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """log p of each next token (b, L − 1), and which of them count."""
     ids, labels, mask = batch
-    following, counted = ids[:, 1:], labels[:, 1:] != IGNORED
+    following = ids[:, 1:]
+    counted = labels[:, 1:] != IGNORED
     log_p = model(input_ids=ids, attention_mask=mask).logits[:, :-1].log_softmax(-1)
     return log_p.gather(-1, following[..., None])[..., 0], counted
 

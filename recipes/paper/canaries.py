@@ -25,12 +25,13 @@ from farzi_hf.distillation.memory import row_losses
 from farzi_hf.report import RunSettings, markdown
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "ptb_teacher.yaml"
+# How often a canary is planted; their numbers; entries.
 REPEATS, EACH, LENGTH, OTHERS = (
     (0, 1, 10, 100),
     5,
     10,
     4095,
-)  # how often a canary is planted; their numbers; entries
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -39,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ends_in_one_line("canaries.py"):
         settings, args = parse_arguments((RunSettings, FarziConfig), CONFIG, argv)
         data = settings.load()
-        seed, task = data.seeds(args.seed)[0], data.task
+        seed = data.seeds(args.seed)[0]
+        task = data.task
         real, held_out = (
             data.splits(seed)[name].select_columns("input_ids") for name in ("train", "validation")
         )
@@ -49,15 +51,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     drawn = np.random.default_rng(args.seed).choice(entries, (len(REPEATS) * EACH + OTHERS, LENGTH))
     drawn = drawn if None in ends else np.pad(drawn, ((0, 0), (1, 1)), constant_values=ends)
-    canaries, others = (
-        dict(zip(REPEATS, np.split(drawn[:-OTHERS], len(REPEATS)), strict=True)),
-        drawn[-OTHERS:],
-    )
+    canaries = dict(zip(REPEATS, np.split(drawn[:-OTHERS], len(REPEATS)), strict=True))
+    others = drawn[-OTHERS:]
     planted = [
         row.tolist() for times, rows in canaries.items() for row in rows for _ in range(times)
     ]
     rows = concatenate_datasets([real, Dataset.from_dict({"input_ids": planted}, real.features)])
-    table, teacher = [], None
+    table = []
+    teacher = None
     for name, storage in (("teacher", "exact"), ("packed", "coded5")):
         with TemporaryDirectory() as folder:
             own = changed(
@@ -71,10 +72,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             learner = task.learner_config(settings.learner, args.sequence_length)
             trainer = FarziTrainer(learner, own, rows, held_out, task=task, teacher=teacher)
             trainer.train()
-        teacher, row = trainer.model.teacher, {"": name}
+        teacher = trainer.model.teacher
+        row = {"": name}
         for times, some in canaries.items():
             bits = exposure(row_losses(teacher, some), row_losses(teacher, others)).mean()
-            ids, half = torch.from_numpy(some), some.shape[1] // 2
+            ids = torch.from_numpy(some)
+            half = some.shape[1] // 2
             likeliest = (
                 teacher(input_ids=ids, attention_mask=torch.ones_like(ids))
                 .logits[:, half - 1 : -1]

@@ -31,7 +31,8 @@ from farzi_hf.report.rendering import commit_of
 from farzi_hf.report.rows import BASELINES, on_summary
 from farzi_hf.tasks import Row
 
-BYTES, TOKENS = "quality_over_bytes.png", "quality_over_tokens.png"
+BYTES = "quality_over_bytes.png"
+TOKENS = "quality_over_tokens.png"
 # how the names of rows begin, and their curve; other rows have diverged, or say the same again
 CURVES = {
     "Farzi [": "distilled summary",
@@ -43,6 +44,8 @@ CURVES = {
     "random, same bytes": "so many bytes of real data",
     "interpolated bigram": "counted bigram",
     "item bigram": "counted bigram",
+    "Kneser-Ney": "counted n-grams",
+    "rules of sequences": "counted rules",
 }
 REAL = ("full data", "random", "interpolated bigram", "item bigram")
 LONG = "full data, long"
@@ -74,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "summary": farzi.fingerprint(),
         "students": c.num_students,
     }
-    rows, compared = list(by_steps(c, args.steps, folder, settings)), list(by_bytes(c, tables))
+    rows = list(by_steps(c, args.steps, folder, settings))
+    compared = list(by_bytes(c, tables))
     table = [{**c.task.readable(row), "seconds": f"{row['seconds']:,.1f}"} for row in rows]
     parts = [
         f"# {data.settings.dataset}: students by their steps of {c.tokens_per_step:,} tokens",
@@ -109,7 +113,8 @@ def by_steps(
     }
     for number, (name, measure) in enumerate(measures.items()):
         for steps in numbers:
-            at, now = replace(c, steps=steps), {**settings, "method": name, "steps": steps}
+            at = replace(c, steps=steps)
+            now = {**settings, "method": name, "steps": steps}
             found = kept(
                 folder / f"{number}_{steps}.json",
                 now,
@@ -122,7 +127,8 @@ def by_bytes(c: Comparison, tables: Iterable[Sequence[Row]]) -> Iterator[Row]:
     """The rows that have a curve, each once. Ids of the data are counted as today: rows of real
     data in older tables have fewer bytes now.
     """
-    nbytes, seen = c.nbytes(c.splits["train"]), set()
+    nbytes = c.nbytes(c.splits["train"])
+    seen = set()
     for table in tables:
         all_data = next((row["bytes"] for row in table if row["method"] == "full data"), nbytes)
         for row in table:
@@ -134,12 +140,13 @@ def by_bytes(c: Comparison, tables: Iterable[Sequence[Row]]) -> Iterator[Row]:
                 if row["method"].startswith(REAL)
                 else row["bytes"]
             )
+            # Tables may differ in the size of a step.
             place = (
                 curve,
                 size,
                 row.get("steps"),
                 row[c.task.metric],
-            )  # tables may differ in the size of a step
+            )
             if curve and "stock" not in row["method"] and place not in seen:
                 seen.add(place)
                 yield {
@@ -153,15 +160,11 @@ def draw(
     c: Comparison, rows: Sequence[Row], compared: Sequence[Row], long: Sequence[Row], folder: Path
 ) -> None:
     """Both figures. What the teacher has, and real data for long, are lines of the second one."""
-    metric, label, data = (
-        c.task.metric,
-        c.task.metric_label,
-        c.farzi.results.metrics.get("dataset", "the data"),
-    )
-    points, title = (
-        [{**row, "method": row["curve"]} for row in compared],
-        f"Students after T steps on {data}, by bytes",
-    )
+    metric = c.task.metric
+    label = c.task.metric_label
+    data = c.farzi.results.metrics.get("dataset", "the data")
+    points = [{**row, "method": row["curve"]} for row in compared]
+    title = f"Students after T steps on {data}, by bytes"
     if points:
         size = "Bytes that one must keep to train"
         top = 3 * median_low(row[metric] for row in points)

@@ -20,21 +20,24 @@ import numpy as np
 from datasets import Dataset
 from evidence import Evidence
 from experiment import PAPER_FORM, Experiment, Forms, changed, record
-from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import begin_run, check_outputs, find_checkpoint, kept
-from farzi_hf.common.files import replace_file
+from farzi_hf.common.tensors import load_tensors, save_tensors
 from farzi_hf.distillation.run import discard_checkpoints
 from farzi_hf.metrics import mean_and_spread
 from farzi_hf.report import Comparison, Measured, rows
 from farzi_hf.report.rendering import distillation_seconds
+from farzi_hf.summary.forms import LABELS
 from farzi_hf.tasks import Row, Task
 
-FULL, LONG = "full data", "full data, long"
-CELL, SUMMARY = "cell.json", "summary.safetensors"
+FULL = "full data"
+LONG = "full data, long"
+CELL = "cell.json"
+SUMMARY = "summary.safetensors"
 """Files of a cell; the second one holds the tensors of the summary, if the cell distils."""
 
 Done = dict[str, Any]
@@ -177,9 +180,8 @@ def _run(e: Experiment, cell: Cell, seed: int) -> Done:
         _run(e, cell.source, seed)
     folder = _folder(e, cell, seed)
     done = kept(folder / CELL, _settings(e, cell, seed), lambda: _made(e, cell, seed))
-    discard_checkpoints(
-        folder
-    )  # of a start that a signal ended: other settings would be refused because of it
+    # Of a start that a signal ended: other settings would be refused because of it.
+    discard_checkpoints(folder)
     return done
 
 
@@ -208,33 +210,43 @@ def _trained(e: Experiment, cell: Cell, seed: int) -> tuple[FarziTrainer, str | 
     """The trainer of a cell, whose summary is the one on which the students will train, and the
     checkpoint from which it went on.
     """
-    folder, args, settings = (
-        _folder(e, cell, seed),
-        _arguments(e, cell, seed),
-        _settings(e, cell, seed),
-    )
+    folder = _folder(e, cell, seed)
+    args = _arguments(e, cell, seed)
+    settings = _settings(e, cell, seed)
     checkpoint = None
     if cell.distils:
         checkpoint = find_checkpoint(args, (CELL, SUMMARY))
     if args.trajectories is not None:
         record(e.data, args, seed, e.recording)
-    summary = None if cell.source is None else load_file(_folder(e, cell.source, seed) / SUMMARY)
-    if summary and "label_decoder" in summary:  # its width is by default that of the learner's head
+    summary = None if cell.source is None else _loaded(_folder(e, cell.source, seed) / SUMMARY)
+    form = LABELS[args.labels]
+    if summary and "label_dim" in form.fields:  # by default the width of the learner's head
         args = changed(args, label_dim=len(summary["label_decoder"]))
     data = copy.copy(e.data)
-    if (
-        summary and args.labels == "teacher"
-    ):  # a teacher of the kind that the source has distilled with
+    # A teacher of the kind that the source has distilled with.
+    if summary and form.carries_teacher:
         data.settings = replace(data.settings, teacher=cell.source.learner)
     trainer = trainer_of(data, args, seed, cell.learner)
     if cell.distils:
         begin_run(trainer, settings, checkpoint)
         trainer.train(resume_from_checkpoint=checkpoint)
-        replace_file(folder / SUMMARY, lambda new: save_file(trainer.model.state_dict(), new))
+        tensors = {name: x.cpu().contiguous() for name, x in trainer.model.state_dict().items()}
+        save_tensors(folder / SUMMARY, tensors)
     elif summary is not None:
         trainer.model.load_state_dict(summary)
         trainer.model.store_as(args.storage)
     return trainer, checkpoint
+
+
+def _loaded(path: Path) -> dict[str, Tensor]:
+    """The tensors of a summary that another cell has left."""
+    try:
+        return load_tensors(path)[0]
+    except ValueError as error:
+        raise ValueError(
+            f"{str(path)!r} is damaged ({error}): remove its folder, and the same command makes it"
+            " again"
+        ) from None
 
 
 def _folder(e: Experiment, cell: Cell, seed: int) -> Path:
@@ -247,7 +259,8 @@ def _arguments(e: Experiment, cell: Cell, seed: int) -> FarziConfig:
 
 def _settings(e: Experiment, cell: Cell, seed: int) -> dict[str, Any]:
     """All settings on which a cell depends. Two cells are the same only if these are equal."""
-    args, run = _arguments(e, cell, seed), e.data.settings
+    args = _arguments(e, cell, seed)
+    run = e.data.settings
     settings = {**e.data.identity(seed), **args.to_recipe(), "num_students": run.num_students}
     long = {name: getattr(run, name) for name in ("long_steps", "long_batch_size")}
     settings |= {name: value for name, value in long.items() if value is not None}

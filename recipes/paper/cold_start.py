@@ -48,15 +48,16 @@ def strata_of(e: Experiment) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
     Tenth 0 has the most popular items and the longest histories.
     """
-    items, lengths, ranks = [], [], []
+    items = []
+    lengths = []
+    ranks = []
     vocab_size = len(e.task.processing_class)
     for seed in e.seeds:
         splits = e.data.splits(seed)
         histories = splits["test"]["input_ids"]
         counts = popularity(splits["train"], vocab_size)
-        items.append(
-            tenths(counts[1:])[[history[-1] - 1 for history in histories]]
-        )  # 0 is the padding
+        # 0 is the padding.
+        items.append(tenths(counts[1:])[[history[-1] - 1 for history in histories]])
         lengths.append([len(history) - 1 for history in histories])
         ranks.append(ranks_of_scores(lambda history, counts=counts: counts, histories)[:, 0])
     return {
@@ -153,7 +154,8 @@ def regions(
     """Verdicts, with reasons, on the paper's statement: ours is worse than full data for popular
     items or long histories, and better for others.
     """
-    difference, judged = 100 * (hits[ours] - hits[full]), []
+    difference = 100 * (hits[ours] - hits[full])
+    judged = []
     for which, inside, side in ((0, tenth < 3, -1), (1, tenth >= 3, 1)):
         claim = (
             f"{REGIONS[by][which]}, a summary is {'better' if side > 0 else 'worse'} than full"

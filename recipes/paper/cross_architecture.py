@@ -28,6 +28,7 @@ from experiment import OWN_FORM, PAPER_FORM, Experiment
 
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.report import RunSettings, markdown
+from farzi_hf.summary.forms import LABELS
 from farzi_hf.tasks import LanguageModeling, Recommendation, Row, Task
 
 Learners = dict[str, Mapping[str, Any]]
@@ -37,12 +38,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table of one data set."""
     keep_freed_memory()
     with ends_in_one_line("cross_architecture.py"):
-        figure, forms = "cross_architecture.png", OWN_FORM | PAPER_FORM
+        figure = "cross_architecture.png"
+        forms = OWN_FORM | PAPER_FORM
         e = Experiment.parse(
             "cross_architecture", "Other architectures", argv, (figure,), forms=forms
         )
         learners = ARCHITECTURES[e.data.task_class](e.data.settings.learner)
-        if e.data.settings.teacher is not None and e.args.labels != "own":
+        form = LABELS[e.args.labels]
+        own = form.by_teachers and not form.carries_teacher
+        if e.data.settings.teacher is not None and not own:
             given = f"teacher is given, but labels={e.args.labels!r} has none"
             raise ValueError(f"{given}; leave it out, or take --labels own")
         teachers = sources(e.settings.teachers, e.data.settings, learners)
@@ -172,7 +176,8 @@ def matrix(
     task: Task, rows: Sequence[Row], teachers: Sequence[str], students: Sequence[str]
 ) -> str:
     """A table of the task's main figure, with a row per teacher and a column per student."""
-    by_name, scale = {row["method"]: row for row in rows}, 100 if task.percent else 1
+    by_name = {row["method"]: row for row in rows}
+    scale = 100 if task.percent else 1
     label = task.metric_label + (", %" if task.percent else "")
     return markdown(
         [

@@ -60,7 +60,8 @@ def plot_curves(path: File, *given: Panel) -> None:
     """
     looks = _looks(row for panel in given for row in panel.rows)
     figure, panels = plots.new_panels(2.5 + 4.0 * len(given), 4.8, 1, len(given))
-    legend, lines = {}, {}
+    legend = {}
+    lines = {}
     for axes, panel in zip(panels, given, strict=True):
         rows = sorted(
             (r for r in panel.rows if finite(r.get(panel.y))), key=lambda row: row[panel.x]
@@ -113,12 +114,15 @@ def plot_curves(path: File, *given: Panel) -> None:
 def _looks(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """How the curve of each method looks."""
     kinds = {row["method"]: row.get("kind") for row in rows}
-    looks, others, used = {}, 0, Counter()
+    looks = {}
+    others = 0
+    used = Counter()
     for i, (method, kind) in enumerate(kinds.items()):
         marker = "osD^vP*X<>h"[i % 11]  # beside the colour, for those who see colours alike
         color = MUTED if kind == "peer" else color_of(method)
         if color == SUMMARY:
-            color, others = OURS[others % len(OURS)], others + 1
+            color = OURS[others % len(OURS)]
+            others = others + 1
         line = "--" if kind == "peer" else ("-", "--", ":", "-.")[used[color] % 4]
         used[color] += 1
         looks[method] = {"color": color, "linestyle": line, "marker": marker, "markersize": 4}
@@ -131,7 +135,8 @@ def _draw_curve(axes: Axes, panel: Panel, rows: Rows, look: Mapping[str, Any]) -
     label = (
         method if len(seen) == len(rows) else f"{method} ({len(rows) - len(seen)} above the axis)"
     )
-    rows, places = seen, [row[panel.x] for row in seen]
+    rows = seen
+    places = [row[panel.x] for row in seen]
     marker = look["marker"] if len(rows) <= 50 else ""  # more markers would hide the curve
     values = [panel.scale * row[panel.y] for row in rows]
     line = look["linestyle"] if panel.joined else ""

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from farzi_hf.tasks import Row, Statistics, Task
 
-AGREES, DIFFERS, OPEN = "agrees", "does not agree", "not decided"
+AGREES = "agrees"
+DIFFERS = "does not agree"
+OPEN = "not decided"
 
 
 def counted(verdicts: Sequence[str]) -> str:
@@ -56,7 +58,8 @@ class Evidence:
         interval of this share.
         """
         share, (low, high) = self.ratio(ours, other)
-        metric, rows = self.task.metric, (self.rows[ours], self.rows[other])
+        metric = self.task.metric
+        rows = (self.rows[ours], self.rows[other])
         values = [
             "{:.4g} ({:.4g}–{:.4g})".format(row[metric], *row[f"{metric}_interval"]) for row in rows
         ]

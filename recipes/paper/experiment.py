@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from evidence import Claim
 
 from farzi_hf import FarziConfig, TrajectoryBank, record_trajectories
@@ -24,6 +23,7 @@ from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.cli.run_folder import check_outputs
 from farzi_hf.common.checks import check_different
+from farzi_hf.common.text import parse_mapping
 from farzi_hf.report import (
     RunSettings,
     TaskData,
@@ -36,7 +36,7 @@ from farzi_hf.report import (
 )
 from farzi_hf.report.plots import plot_comparison
 from farzi_hf.report.rendering import environment
-from farzi_hf.summary.initialization import CONCENTRATION
+from farzi_hf.summary.forms import INPUTS
 from farzi_hf.tasks import Recommendation, Row, Task
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "tables"
@@ -124,9 +124,8 @@ def record(
     """Records the trajectories of one seed below the folder `args.trajectories`, with the inner
     optimizer of `args`.
     """
-    plain = changed(
-        args, trajectories=None, objective="meta_matching", seed=seed
-    )  # Ω does not exist yet
+    # Ω does not exist yet.
+    plain = changed(args, trajectories=None, objective="meta_matching", seed=seed)
     trainer = trainer_of(data, plain, seed)
     c = comparison_of(trainer, data, seed)
     rows = c.real_data(c.splits["train"]).dataset
@@ -189,7 +188,8 @@ class Experiment:
         known, rest = parser.parse_known_args(argv)
         config = CONFIGS / f"{forms[known.form]}_{known.dataset}_{known.scale}.yaml"
         if not config.exists() and not any(word.partition("=")[0] == "--config" for word in rest):
-            where, others = f"{known.dataset} at scale {known.scale}", ", ".join(forms)
+            where = f"{known.dataset} at scale {known.scale}"
+            others = ", ".join(forms)
             raise ValueError(
                 f"form={known.form!r} has no settings for {where}; choose another of {others}"
             )
@@ -215,9 +215,8 @@ class Experiment:
 
     def counted(self) -> list[Row]:
         """The rows of count models, which are not trained."""
-        seeds = (
-            self.seeds if self.data.task_class.splits_differ else self.seeds[:1]
-        )  # they depend on the split alone
+        # They depend on the split alone.
+        seeds = self.seeds if self.data.task_class.splits_differ else self.seeds[:1]
         splits = [
             comparison_of(trainer_of(self.data, self.args, seed), self.data, seed).counted()
             for seed in seeds
@@ -228,9 +227,8 @@ class Experiment:
         """The paper's figures for this table and data set, if it has some. Only the order of their
         rows can be compared: its sizes are others.
         """
-        if (
-            paper := yaml.safe_load(PAPER.read_text(encoding="utf-8"))[table].get(self.dataset)
-        ) is None:
+        paper = parse_mapping(PAPER.read_bytes(), PAPER, "YAML")[table].get(self.dataset)
+        if paper is None:
             return ""
         figures = [[f"{x:.2f}" for x in row] for row in paper["rows"].values()]
         rows = [dict(zip(paper["metrics"], row, strict=True)) for row in figures]
@@ -256,7 +254,8 @@ class Experiment:
         self, rows: Sequence[Row], file: str, metric: str | None = None, label: str | None = None
     ) -> None:
         """Draws the rows side by side into the card's folder; by default their main metric."""
-        metric, label = metric or self.task.metric, label or self.task.metric_label
+        metric = metric or self.task.metric
+        label = label or self.task.metric_label
         plot_comparison(rows, self.folder / file, metric, metric_label=label)
 
     def write(
@@ -301,19 +300,11 @@ class Experiment:
 
 def shared_facts(e: Experiment) -> dict[str, Any]:
     """The settings that all rows share."""
-    args, inputs = e.args, {"inputs": f"ids, {e.args.input_sequences.replace('_', ' ')}"}
-    if args.inputs == "soft":
-        inputs = {
-            "inputs": f"soft, d = {args.latent_dim}",
-            "start of the summary": args.initialization,
-        }
-        inputs |= (
-            {"κ": args.concentration or CONCENTRATION} if args.initialization == "spectral" else {}
-        )
+    args = e.args
     return {
         "data set": e.data.settings.dataset,
         "size": f"[{args.num_sequences}×{args.sequence_length}]",
-        **inputs,
+        **INPUTS[args.inputs].words_of_settings(args),
         "labels": args.labels,
         **({"teachers": e.data.settings.teachers} if e.data.settings.teacher is not None else {}),
         "inner steps T": args.inner_steps,

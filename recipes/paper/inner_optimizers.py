@@ -24,8 +24,10 @@ from farzi_hf import FarziTrainer
 from farzi_hf.cli.program import run
 from farzi_hf.report import Comparison
 
-OURS, AUTOGRAD = "Farzi, Adam", "Farzi, Adam by autograd"
-SGD, MOMENTUM = "Farzi, SGD", "Farzi, SGD with momentum"
+OURS = "Farzi, Adam"
+AUTOGRAD = "Farzi, Adam by autograd"
+SGD = "Farzi, SGD"
+MOMENTUM = "Farzi, SGD with momentum"
 CLAIMS = (
     Claim("Adam inside makes better data than SGD", OURS, SGD),
     Claim("Adam inside makes better data than SGD with momentum", OURS, MOMENTUM),

@@ -20,7 +20,9 @@ from farzi_hf.summary.initialization import INPUT_SEQUENCES
 def main(argv: Sequence[str] | None = None) -> None:
     """The table and figure of one data set."""
     cells = [Cell(title(name), {"input_sequences": name}) for name in INPUT_SEQUENCES]
-    rows, files, forms = [*cells, *full_cells()], ("inputs.png",), {"inputs": "inputs"}
+    rows = [*cells, *full_cells()]
+    files = ("inputs.png",)
+    forms = {"inputs": "inputs"}
     e, evidence = compared(
         "inputs", "Inputs with a teacher's labels", argv, lambda e: rows, files, forms=forms
     )

@@ -31,7 +31,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {  # only meta-matching can use a pool o
 }
 FROM_TRAJECTORIES = ("MTT", "Farzi")
 UNDISTILLED = {"no outer step": on_start, "random sampling": on_random, "full data": on_everything}
-DISTILLED, START = [f"{name}, Adam" for name in OBJECTIVES], "no outer step, Adam"
+DISTILLED = [f"{name}, Adam" for name in OBJECTIVES]
+START = "no outer step, Adam"
 METHODS = (*OBJECTIVES, *UNDISTILLED, LONG)
 
 
@@ -74,10 +75,8 @@ def cells(e: Experiment) -> list[Cell]:
             rows.append(Cell(LONG, students=on_everything_long, distils=False))
             continue
         for optimizer, settings in inner.items():
-            name, omega = (
-                f"{method}, {optimizer}",
-                f"{e.args.output_dir}/trajectories/{optimizer.lower()}",
-            )
+            name = f"{method}, {optimizer}"
+            omega = f"{e.args.output_dir}/trajectories/{optimizer.lower()}"
             if method in UNDISTILLED:
                 rows.append(Cell(name, settings, UNDISTILLED[method], distils=False))
             else:

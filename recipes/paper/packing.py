@@ -42,7 +42,9 @@ FIGURE = "quality_over_bytes.png"
 ROUNDED = ("int8", "int6", "int5", "int4")
 CODED = (("coded5", 0.15), ("coded4", 0.6), ("coded4", 1.2), ("coded3", 0.6), ("coded2", 0.6))
 """Ways to store it, with the penalty on its numbers."""
-PARTS, VECTORS, ROUNDS = (32, 16, 8), 256, 15
+PARTS = (32, 16, 8)
+VECTORS = 256
+ROUNDS = 15
 WAYS = (
     "rounded after the training",
     "trained in few bits, coded by their entropy",
@@ -102,7 +104,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     save_csv(rows, folder / "table.csv")
     save_json({"findings": [], "rows": rows, **commit_of(Path(__file__))}, folder / "table.json")
-    scale, size = 100.0 if c.task.percent else 1.0, "kB of the packed teacher"
+    scale = 100.0 if c.task.percent else 1.0
+    size = "kB of the packed teacher"
     points = [
         {**row, "method": row["curve"], "kB": row["bytes"] / 1000} for row in rows if row["curve"]
     ]
@@ -233,7 +236,9 @@ def product_codes(matrix: Tensor, parts: int) -> tuple[Tensor, Tensor]:
     """Of a matrix (V, h): the vectors of each part (parts, 256, h / parts), and the number of each
     row's nearest one (parts, V), by k-means.
     """
-    generator, vectors, codes = torch.Generator().manual_seed(0), [], []
+    generator = torch.Generator().manual_seed(0)
+    vectors = []
+    codes = []
     for x in matrix.cpu().unflatten(1, (parts, -1)).unbind(1):
         centres = x[torch.randperm(len(x), generator=generator)[:VECTORS]].clone()
         for _ in range(ROUNDS):

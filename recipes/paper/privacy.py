@@ -21,7 +21,9 @@ from farzi_hf import FarziTrainer
 from farzi_hf.cli.program import run
 from farzi_hf.report import Comparison
 
-START, OPEN, CLIPPED = "no outer step", "not private", "clipped, no noise"
+START = "no outer step"
+OPEN = "not private"
+CLIPPED = "clipped, no noise"
 COLUMNS = {"epsilon": "ε", "releases": "releases"}
 
 

@@ -61,7 +61,8 @@ from farzi_hf.distillation.rows import RealData
 from farzi_hf.summary.forms import Tensors
 from farzi_hf.summary.store.tensor_file import fingerprint
 
-_KEY, _RELEASES = "privacy.key", "privacy.releases"
+_KEY = "privacy.key"
+_RELEASES = "privacy.releases"
 
 
 @dataclass
@@ -115,7 +116,8 @@ class PrivateMatching(ConfigurableObjective):
         """The objective of a `FarziConfig`. ValueError if rows are a stream, or δ or b does not fit
         their number; ImportError without Opacus.
         """
-        real, size = parts.real, config.per_device_train_batch_size
+        real = parts.real
+        size = config.per_device_train_batch_size
         if isinstance(real.dataset, RowStream):
             raise ValueError(
                 f"{config.objective} needs all rows at hand for a sample: give a Dataset, no stream"
@@ -181,10 +183,8 @@ class PrivateMatching(ConfigurableObjective):
         """The release G. Sums that differ, for whatever reason, have noises that know nothing of
         each other.
         """
-        seed, scale = (
-            self._hash(secret, fingerprint(total)),
-            self.noise_multiplier * self.max_grad_norm,
-        )
+        seed = self._hash(secret, fingerprint(total))
+        scale = self.noise_multiplier * self.max_grad_norm
         noise = np.random.default_rng(seed)
         return {
             name: x + torch.from_numpy(noise.normal(0, scale, x.shape)).to(x)
@@ -223,10 +223,8 @@ def register(noise_multiplier: float, **defaults: float) -> str:
     """Adds private matching with this σ, and other fields by name, to the objectives that a
     `FarziConfig` can name. Returns its name.
     """
-    name, defaults = (
-        f"private_{noise_multiplier:g}",
-        {"noise_multiplier": noise_multiplier, **defaults},
-    )
+    name = f"private_{noise_multiplier:g}"
+    defaults = {"noise_multiplier": noise_multiplier, **defaults}
     own = [(key, float, field(default=value)) for key, value in defaults.items()]
     OBJECTIVES[name] = make_dataclass("PrivateMatching", own, bases=(PrivateMatching,))
     return name

@@ -26,7 +26,6 @@ from farzi_hf.cli.program import run
 from farzi_hf.data import random_sequences
 from farzi_hf.metrics import token_statistics
 from farzi_hf.report import Comparison, Student
-from farzi_hf.summary.forms import batch_of
 
 CLAIM = "Labels of fewer numbers generalise better than those of the most"
 FIGURES = ("quality.png", "rank.png", "gap.png")
@@ -65,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def measured(trainer: FarziTrainer, c: Comparison) -> Mapping[str, float]:
     """The ranks of a summary's labels, and the losses of its students."""
     farzi = c.farzi
-    labels = lambda rows: batch_of(farzi.tensors, rows, farzi.config.tau)[1].probabilities()  # noqa: E731
+    labels = lambda rows: farzi.forms.batch(farzi.tensors, rows)[1].probabilities()  # noqa: E731
     students = [c.summary_student(i) for i in range(c.num_students)]
     return {**ranks(labels, farzi.config.num_sequences), **losses(c, students)}
 

@@ -46,12 +46,15 @@ Share = tuple[float, tuple[float, float]]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The table and the figure of one data set."""
-    figure, forms = "sample_efficiency.png", OWN_FORM | PAPER_FORM
+    figure = "sample_efficiency.png"
+    forms = OWN_FORM | PAPER_FORM
     e, evidence = compared(
         "sample_efficiency", "Sample efficiency", argv, cells, (figure,), forms=forms
     )
-    budgets, sized = sorted(e.settings.budgets), sized_cells(e)
-    rows, largest = evidence.rows, sized["Farzi", budgets[-1]].method
+    budgets = sorted(e.settings.budgets)
+    sized = sized_cells(e)
+    rows = evidence.rows
+    largest = sized["Farzi", budgets[-1]].method
     shares = {
         f"{size}×{e.args.sequence_length}": evidence.ratio(sized["Farzi", size].method, LONG)
         for size in budgets
@@ -67,10 +70,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     lines = {name: rows[name][e.task.metric] for name in (FULL, LONG)}
     axes = "x" if e.task.percent else "xy"
-    label, top = (
-        "Synthetic sequences μ",
-        3 * max(row[e.task.metric] for row in curves if row["method"] == "Farzi"),
-    )
+    label = "Synthetic sequences μ"
+    top = 3 * max(row[e.task.metric] for row in curves if row["method"] == "Farzi")
     plot_curves(
         e.folder / figure,
         Panel(curves, "μ", e.task.metric, label, e.task.metric_label, axes, lines=lines, top=top),

@@ -16,7 +16,7 @@ from torch import Tensor
 from trainer_runs import run
 from transformers import AutoModelForCausalLM, Trainer
 
-from farzi_hf.attribution import Attribution, attribute, attribution
+from farzi_hf.attribution import Attribution, attribute, scoring
 from farzi_hf.attribution.replay import Replay
 from farzi_hf.cli import main
 from farzi_hf.data import SequenceCollator, word_tokenizer
@@ -145,11 +145,9 @@ def test_every_adjoint_gives_the_derivative_of_autograd(tmp_path, adjoint):
 
 def test_damping_makes_epsilon_larger_on_the_way_back_alone(tmp_path):
     of = trainer(tmp_path, tiny_model("gpt2").double(), max_grad_norm=0.5)
-    exact, found, expected = (
-        attribute(of, rows(3, seed=1)),
-        attribute(of, rows(3, seed=1), damping=2.0),
-        Replay.of(of),
-    )
+    exact = attribute(of, rows(3, seed=1))
+    found = attribute(of, rows(3, seed=1), damping=2.0)
+    expected = Replay.of(of)
     theta = {name: x.detach().requires_grad_() for name, x in expected.start.items()}
     g = torch.cat(
         [
@@ -204,8 +202,11 @@ def test_scores_are_the_changes_that_small_weights_make_and_tell_what_leaving_a_
     model = AutoModelForCausalLM.from_config(config_of("gpt2", tie_word_embeddings=tied)).double()
     assert (model.get_input_embeddings().weight is model.get_output_embeddings().weight) == tied
     smooth = {"learning_rate": 5e-3, "adam_epsilon": 1e-2}
-    of, queries, h = trainer(tmp_path, model, **smooth), rows(2, seed=1), 1e-5
-    found, replay = attribute(of, queries).scores, Replay.of(of)
+    of = trainer(tmp_path, model, **smooth)
+    queries = rows(2, seed=1)
+    h = 1e-5
+    found = attribute(of, queries).scores
+    replay = Replay.of(of)
     left_out = []
     for i in range(N):
         change = torch.nn.functional.one_hot(torch.tensor(i), N)
@@ -224,17 +225,21 @@ def test_scores_are_the_changes_that_small_weights_make_and_tell_what_leaving_a_
 
 
 def test_queries_in_groups_score_as_all_at_once(tmp_path, monkeypatch):
-    of, queries = trainer(tmp_path), rows(3, seed=1)
+    of = trainer(tmp_path)
+    queries = rows(3, seed=1)
     expected = attribute(of, queries)
-    monkeypatch.setattr("farzi_hf.attribution.attribution._SHARE", 0.0)  # room for one
+    monkeypatch.setattr(scoring, "_SHARE", 0.0)  # room for one
     found = attribute(of, queries)
     torch.testing.assert_close(found.scores, expected.scores)
     torch.testing.assert_close(found.losses, expected.losses)
 
 
 def test_what_was_killed_goes_on_with_the_queries_that_are_missing(tmp_path, monkeypatch):
-    of, queries, of_group = trainer(tmp_path), rows(3, seed=1), attribution.influence
-    expected, calls = attribute(of, queries), []
+    of = trainer(tmp_path)
+    queries = rows(3, seed=1)
+    of_group = scoring.influence
+    expected = attribute(of, queries)
+    calls = []
 
     def killed(*args, **kwargs):
         calls.append(args)
@@ -242,8 +247,8 @@ def test_what_was_killed_goes_on_with_the_queries_that_are_missing(tmp_path, mon
             raise KeyboardInterrupt
         return of_group(*args, **kwargs)
 
-    monkeypatch.setattr(attribution, "_KEPT_TOGETHER", 2)
-    monkeypatch.setattr(attribution, "influence", killed)
+    monkeypatch.setattr(scoring, "_KEPT_TOGETHER", 2)
+    monkeypatch.setattr(scoring, "influence", killed)
     with pytest.raises(KeyboardInterrupt):
         attribute(of, queries, resume_dir=tmp_path / "parts")
     for calls_in_all in (3, 3):  # the second time, nothing is missing
@@ -264,12 +269,12 @@ def test_what_was_killed_goes_on_with_the_queries_that_are_missing(tmp_path, mon
 def test_scores_of_tokens_add_up_to_those_of_their_rows_and_are_what_small_weights_of_tokens_do(
     tmp_path,
 ):
-    of, queries, h = trainer(tmp_path, tiny_model("gpt2").double()), rows(2, seed=1), 1e-5
-    found, expected, replay = (
-        attribute(of, queries, per_token=True),
-        attribute(of, queries),
-        Replay.of(of),
-    )
+    of = trainer(tmp_path, tiny_model("gpt2").double())
+    queries = rows(2, seed=1)
+    h = 1e-5
+    found = attribute(of, queries, per_token=True)
+    expected = attribute(of, queries)
+    replay = Replay.of(of)
     lengths = [len(ids) for ids in of.train_dataset["input_ids"]]
     assert found.token_scores.shape == (2, N, max(lengths))
     torch.testing.assert_close(found.scores, expected.scores, rtol=1e-9, atol=1e-12)
@@ -308,7 +313,8 @@ def test_two_processes_share_the_rows_of_a_step(tmp_path):
     """They find what one does that accumulates their batches, also where one has a batch with
     nothing to predict; and one of them saves.
     """
-    of, queries = trainer(tmp_path, data=rows(12, seed=0)), rows(2, seed=1)
+    of = trainer(tmp_path, data=rows(12, seed=0))
+    queries = rows(2, seed=1)
     ids = [*of.train_dataset["input_ids"][:8], [1], [2], *of.train_dataset["input_ids"][10:]]
     settings = {
         **SETTINGS,
@@ -578,6 +584,19 @@ def test_kept_scores_of_a_model_that_trains_otherwise_are_refused(tmp_path):
         model.load_state_dict(tiny_model("gpt2").state_dict())
         with pytest.raises(ValueError, match="is of another training"):
             attribute(trainer(tmp_path, model), rows(2, seed=1), resume_dir=tmp_path / "parts")
+
+
+def test_damaged_scores_are_not_gone_on_from(tmp_path):
+    """A flipped bit was another score, without a word."""
+    attribute(trainer(tmp_path), rows(2, seed=1), resume_dir=tmp_path / "parts")
+    [part] = (tmp_path / "parts").iterdir()
+    content = bytearray(part.read_bytes())
+    content[-5] ^= 4
+    part.write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"resume_dir: '.*queries-0-2.safetensors' is damaged .*; remove it, and"
+    ):
+        attribute(trainer(tmp_path), rows(2, seed=1), resume_dir=tmp_path / "parts")
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")

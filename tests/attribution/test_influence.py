@@ -19,7 +19,10 @@ from farzi_hf.data import IGNORED, SequenceCollator, minibatches
 from farzi_hf.distillation import Learner
 from farzi_hf.engine import Checkpoint, Direct, InnerAdam, InnerSGD, Reversible, Tape
 
-N, BATCH, STEPS = 7, 3, 6  # three epochs of two minibatches; each epoch leaves one sequence out
+# Three epochs of two minibatches; each epoch leaves one sequence out.
+N = 7
+BATCH = 3
+STEPS = 6
 OPTIMIZERS = {
     "Adam": InnerAdam(lr=0.05, betas=(0.9, 0.99), eps=1e-2, lr_schedule=lambda step: 1 / step),
     "SGD": InnerSGD(lr=0.5, momentum=0.9),
@@ -59,7 +62,8 @@ def weights() -> Tensor:
 
 
 def test_the_loss_is_the_weighted_sum_over_the_unweighted_number_of_tokens(training):
-    w, chosen = weights(), training.batches[0]
+    w = weights()
+    chosen = training.batches[0]
     rows = {name: x[chosen] for name, x in training.rows.items()}
     logits = training.learner.logits(training.start, rows)[:, :-1]
     labels = rows["labels"][:, 1:]
@@ -90,7 +94,8 @@ def test_compiled_steps_give_the_same_influence_and_are_compiled_once(training):
     here.
     """
     expected = influence(training, TEST, adjoint=Direct())
-    compiled, stats = replace(training, torch_compile=True), torch._dynamo.utils.counters["stats"]
+    compiled = replace(training, torch_compile=True)
+    stats = torch._dynamo.utils.counters["stats"]
     # The share of the positions that count was float32 here, also in a float64 training: an error
     # of 1.3e-5.
     torch.testing.assert_close(
@@ -102,7 +107,8 @@ def test_compiled_steps_give_the_same_influence_and_are_compiled_once(training):
 
 
 def test_it_is_what_small_changes_of_the_weights_do(training):
-    w, h = weights(), 1e-5
+    w = weights()
+    h = 1e-5
     found = influence(training, TEST, weights=w, adjoint=Tape())
     for i in range(N):
         change = h * torch.nn.functional.one_hot(torch.tensor(i), N)
@@ -127,7 +133,8 @@ def test_a_weight_of_zero_is_a_sequence_left_out_and_one_that_no_batch_has_does_
     training = WeightedTraining(learner, sentences(4, seed=2), batches, InnerSGD(lr=0.5), start)
     assert influence(training, TEST)[3] == 0
     changed = {name: x.clone() for name, x in training.rows.items()}
-    changed["input_ids"][1, 1], changed["labels"][1, 1] = 5, 5
+    changed["input_ids"][1, 1] = 5
+    changed["labels"][1, 1] = 5
     without = torch.tensor([1.0, 0.0, 1.0, 1.0])  # float32, where the parameters are float64
     torch.testing.assert_close(
         replace(training, rows=changed).train(without), training.train(without)
@@ -142,7 +149,9 @@ def test_gradient_scores_are_those_of_single_gradients(training):
         training.learner.hard_loss(leaves, rows).backward()
         return torch.cat([x.grad.flatten() for x in leaves.values() if x.grad is not None])
 
-    test, dots, cosines = gradient(TEST), [], []
+    test = gradient(TEST)
+    dots = []
+    cosines = []
     for i in range(N):
         row = {name: x[i : i + 1] for name, x in training.rows.items()}
         g = gradient(row) * (row["labels"][:, 1:] != IGNORED).sum()
@@ -254,7 +263,8 @@ def partly_frozen(
             x.data = x.data if x.requires_grad else x.data.to(frozen_type)
         return made
 
-    learner, batches = Learner(model), minibatches(N, BATCH, STEPS, seed=1)
+    learner = Learner(model)
+    batches = minibatches(N, BATCH, STEPS, seed=1)
     return WeightedTraining(learner, ROWS, batches, InnerSGD(0.1), learner.initial_parameters(0))
 
 
@@ -267,7 +277,9 @@ def test_frozen_parameters_have_no_part_in_gradient_scores():
             training, TEST, training.start
         )
 
-    embeddings, others, both = scores("wte"), scores("ln_"), scores("wte", "ln_")
+    embeddings = scores("wte")
+    others = scores("ln_")
+    both = scores("wte", "ln_")
     torch.testing.assert_close(embeddings[0] + others[0], both[0], rtol=1e-3, atol=1e-5)
     assert embeddings[1].abs().max() <= 1 + 1e-5
 

@@ -18,7 +18,9 @@ from farzi_hf.attribution import Attribution
 from farzi_hf.cli import main
 from farzi_hf.data import SequenceCollator, load_sample_text, word_tokenizer
 
-ROWS, QUERIES, MARKED = 96, 6, -101
+ROWS = 96
+QUERIES = 6
+MARKED = -101
 HOW = {
     "num_train_epochs": 3,
     "per_device_train_batch_size": 8,
@@ -70,7 +72,8 @@ def folder(tmp_path_factory):
 
 def marked_rows_have_no_part(outputs, labels, num_items_in_batch):
     """Trainer's own loss, in which the marked labels are counted and not predicted."""
-    logits, labels = outputs.logits[:, :-1].transpose(1, 2), labels[:, 1:]
+    logits = outputs.logits[:, :-1].transpose(1, 2)
+    labels = labels[:, 1:]
     return (
         cross_entropy(logits, labels.masked_fill(labels == MARKED, -100), reduction="sum")
         / num_items_in_batch

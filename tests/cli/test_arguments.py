@@ -5,6 +5,7 @@ wrong.
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import yaml
@@ -63,6 +64,17 @@ def test_a_config_in_another_encoding_is_named(tmp_path):
         parse("--config", str(tmp_path / "latin.yaml"))
 
 
+NO_VALUES = {
+    "!!int ''": "'' is no !!int",
+    "!!float ''": "'' is no !!float",
+    "!!bool x": "'x' is no !!bool",
+    "!!timestamp x": "the tag !!timestamp is not read; leave it out",
+    "!!python/name:os.system": "the tag !!python/name:os.system is not read",
+    "!!seq x": "expected a sequence node, but found scalar",
+}
+"""YAML that is no plain value, and what is said of it."""
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -81,7 +93,15 @@ def test_a_config_in_another_encoding_is_named(tmp_path):
         ("num_students: null", "num_students=None is a NoneType; give a value of type int"),
         ("splits: '0'", "splits='0' is a str; give a value of type list[int]"),
         ("inner_betas: [0.5, x]", "inner_betas='x' is not a number; write it as 0.01 or 1.0e-2"),
+        *[(f"seed: {tag}", f"line 1, column 7: {said}") for tag, said in NO_VALUES.items()],
+        ("learner: {1: 2}", "line 1, column 10: the key 1 is no text; put it in quotes"),
+        ("a: &a [x, x]\nlearner: [*a, *a]", "aliases (*name) are not read; write the value out"),
+        ("seed: !%1b 0", r"the tag !\x1b is not read"),
+        (f"seed: {':'.join('1' * 60_000)}", "a number has 119,999 digits"),
+        ("a: " + "[" * 5000, "it is nested too deep"),
+        ("#" * 132_000, "is larger than the 131,072 bytes that are read"),
     ],
+    ids=lambda value: value[:40],
 )
 def test_a_config_that_is_wrong_ends_in_one_line(tmp_path, content, message):
     path = tmp_path / "wrong.yaml"
@@ -90,6 +110,14 @@ def test_a_config_that_is_wrong_ends_in_one_line(tmp_path, content, message):
         parse("--config", str(path))
     assert stop.value.code.startswith("ptb.py: ")
     assert message in stop.value.code
+
+
+def test_a_config_that_is_no_plain_file_is_not_waited_for(tmp_path):
+    path = tmp_path / "pipe.yaml"
+    os.mkfifo(path)
+    for name in (path, "/dev/zero"):
+        with pytest.raises(ValueError, match="is no plain file"):
+            parse("--config", str(name))
 
 
 def test_what_yaml_reads_as_another_type_is_what_was_meant(tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
@@ -250,3 +252,82 @@ def test_bad_input_ends_in_one_line(folder, tmp_path, more, message):
     with pytest.raises(SystemExit, match=f"farzi attribute: .*{message}"):
         attribute(folder, "--output_dir", str(tmp_path / "out"), *more)
     assert not (tmp_path / "out" / "scores.safetensors").exists()
+
+
+# -- a folder of somebody else ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def stranger(folder, tmp_path):
+    """A copy of the model's folder, to be spoilt."""
+    shutil.copytree(folder / "model", tmp_path / "model")
+    for name in ("data.jsonl", "test.csv"):
+        shutil.copy(folder / name, tmp_path / name)
+    return tmp_path
+
+
+def refusal(folder, *more: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        attribute(folder, "--output_dir", str(folder / "out"), *more)
+    assert stop.value.code.isprintable()
+    assert len(stop.value.code) < 1000
+    return stop.value.code
+
+
+@pytest.mark.parametrize("key", ["vocab_file", "vocab"])
+def test_a_tokenizer_reads_no_file_that_its_settings_name(stranger, key):
+    (stranger / "secret").write_text("SECRET\n[UNK]\n")
+    (stranger / "model" / "tokenizer.json").unlink()
+    settings = {"tokenizer_class": "BertTokenizer", key: str(stranger / "secret")}
+    (stranger / "model" / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert "has no tokenizer.json: give a fast one" in refusal(stranger)
+
+
+def test_an_escape_in_the_name_of_a_setting_is_not_printed(stranger, capsys):
+    config = json.loads((stranger / "model" / "config.json").read_text())
+    (stranger / "model" / "config.json").write_text(
+        json.dumps({**config, "a\x1b[2J_dropout": 0.5, "b\u202e_drop": 0.1})
+    )
+    attribute(stranger, "--output_dir", str(stranger / "out"), "--queries", "1", "--top", "1")
+    printed = capsys.readouterr().out
+    (line,) = [line for line in printed.splitlines() if "Dropout is switched off" in line]
+    assert r"a\x1b[2J_dropout" in line
+    assert r"b\u202e_drop" in line
+    assert line.isprintable()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "\x1b[2J.bin"])
+def test_weights_in_a_pickle_are_refused_in_one_clear_line(stranger, name):
+    (stranger / "model" / "model.safetensors").unlink()
+    (stranger / "model" / name).write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
+    assert "a pickle, which is not read: save the model with save_pretrained" in refusal(stranger)
+
+
+def test_damaged_weights_and_another_kind_of_model_end_in_one_line(stranger):
+    weights = stranger / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    assert "is no causal language model within reach (SafetensorError" in refusal(stranger)
+    (stranger / "model" / "config.json").write_text('{"model_type": "\\u001b[2J"}')
+    assert "is no causal language model within reach" in refusal(stranger)
+
+
+def test_the_names_of_items_are_a_plain_list_in_a_plain_file(tmp_path):
+    AutoModelForCausalLM.from_config(config_of("sasrec", 5)).save_pretrained(tmp_path / "model")
+    data = interactions(tmp_path / "data.csv", HISTORIES)
+    command = ["attribute", str(tmp_path / "model"), data, "--test", data, *SHORT]
+    path = tmp_path / "model" / "vocabulary.json"
+    pieces = {
+        "is a link, which is not followed": lambda: path.symlink_to("/dev/zero"),
+        "is no plain file": lambda: os.mkfifo(path),
+        "is no list of strings": lambda: path.write_text("5"),
+        "is no readable JSON": lambda: path.write_text("["),
+        "far more than the 5 entries": lambda: path.write_text(json.dumps(["a"] * 100)),
+        "is larger than the": lambda: os.truncate(path, 2**27),
+    }
+    for message, make in pieces.items():
+        path.unlink(missing_ok=True)
+        if message == "is larger than the":
+            path.touch()
+        make()
+        with pytest.raises(SystemExit, match=f"farzi attribute: .*vocabulary.json.*{message}"):
+            main([*command, "--output_dir", str(tmp_path / "out")])

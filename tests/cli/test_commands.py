@@ -36,6 +36,7 @@ SIZES = {
     "sequence_length": 8,
     "latent_dim": 4,
     "concentration": 4.0,
+    "show_rows": True,
     "inner_steps": 4,
     "synthetic_batch_size": 2,
     "max_steps": 2,
@@ -83,9 +84,12 @@ def test_distil_leaves_a_table_figures_and_a_loadable_summary(distilled):
         "full data",
         "unigram",
         "interpolated bigram",
+        "Kneser-Ney 3-gram, counted",
     ]
     farzi = FarziData.from_pretrained(distilled / "summary")
-    assert len(farzi.results.plots) == 2  # it logged nothing, so there is no curve
+    # It logged nothing, so there is no curve; rows are asked for, and the sample's licence is free.
+    assert set(farzi.results.plots) == {"comparison.png", "tokens.png"}
+    assert (distilled / "summary" / "viewer.html").exists()
     assert farzi.results.metrics["command"] == "farzi distil recipe.yaml"
 
 
@@ -111,7 +115,7 @@ def test_labels_of_their_own_go_through_the_whole_house(tmp_path, monkeypatch, c
     own = {
         name: value
         for name, value in SIZES.items()
-        if name not in ("inputs", "labels", "concentration")
+        if name not in ("inputs", "labels", "concentration", "show_rows")
     } | changes
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(own), encoding="utf-8")
     main(["distil", str(tmp_path / "own.yaml"), "--output_dir", str(tmp_path / "run"), "--compare"])
@@ -121,11 +125,14 @@ def test_labels_of_their_own_go_through_the_whole_house(tmp_path, monkeypatch, c
         "full data",
         "unigram",
         "interpolated bigram",
+        "Kneser-Ney 3-gram, counted",
     ]
     card = (tmp_path / "run" / "summary" / "README.md").read_text(encoding="utf-8")
     assert ("The inputs are made up" in card) == ("input_sequences" not in changes)
     assert ("The inputs are sequences of the data" in card) == ("input_sequences" in changes)
     farzi = FarziData.from_pretrained(tmp_path / "run" / "summary")
+    assert ("This card prints no rows" in card) == ("input_sequences" in changes)
+    assert ("tokens.png" in farzi.results.plots) == ("input_sequences" not in changes)
     assert farzi.results.metrics["distillation_seconds"] > 0
     assert farzi.results.metrics["outer_steps"] == own["max_steps"]
     if not own["max_steps"]:
@@ -141,6 +148,30 @@ def test_labels_of_their_own_go_through_the_whole_house(tmp_path, monkeypatch, c
         assert (
             AutoModelForCausalLM.from_pretrained(tmp_path / "student").config.model_type == "gpt2"
         )
+
+
+def test_a_summary_that_is_gone_is_made_again(distilled, tmp_path, monkeypatch, capsys):
+    """The results stayed, so the command said where to load it, and that was all."""
+    use_small_data(monkeypatch)
+    leave_out_figures(monkeypatch)
+    output = Path(shutil.copytree(distilled, tmp_path / "run"))
+    before = FarziData.from_pretrained(output / "summary").fingerprint()
+    command = [
+        "distil",
+        str(distilled.parent / "tiny.yaml"),
+        "--output_dir",
+        str(output),
+        "--compare",
+    ]
+    main(command)
+    assert "is gone" not in capsys.readouterr().err
+    shutil.rmtree(output / "summary")
+    main(command)
+    assert capsys.readouterr().err.count(f"{output}/summary is gone: it is made again\n") == 1
+    assert FarziData.from_pretrained(output / "summary").fingerprint() == before
+    assert FarziData.from_pretrained(output / "summary").results.metrics["table"]
+    main(command)
+    assert "is gone" not in capsys.readouterr().err
 
 
 def test_results_of_other_data_are_not_those_of_a_run(distilled, tmp_path, monkeypatch):

@@ -4,11 +4,15 @@ and nothing moves the cursor.
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import re
 import shutil
+import time
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +118,46 @@ def test_show_names_the_entry_of_metrics_that_is_no_such_thing(summary, values, 
     line = refusal("show", str(summary))
     assert "metrics.json" in line
     assert key in line
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        [{str(i): 1 for i in range(20_000)}, *[{"0": 1}] * 150_000],
+        [{str(i): 1 for i in range(101)}],
+        [{str(i): 1} for i in range(101)],
+        [{"a": 1}] * 1001,
+    ],
+    ids=["both", "columns", "columns of all rows", "rows"],
+)
+def test_a_table_that_is_too_large_is_refused_before_any_work_on_it(summary, table):
+    change(summary / "metrics.json", table=table)
+    assert (summary / "metrics.json").stat().st_size < 2 * 2**20
+    start = time.process_time()
+    line = refusal("show", str(summary))
+    assert "metrics.json" in line
+    assert "no list of at most 1,000 rows, which map at most 100 columns" in line
+    assert time.process_time() - start < 5
+
+
+def test_show_prints_part_of_a_large_table_and_says_so(summary, capsys):
+    change(summary / "metrics.json", table=[{f"c{i}": "x" * 900 for i in range(30)}] * 70)
+    main(["show", str(summary)])
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    assert lines[-1] == "… and 20 rows and 10 columns more, in metrics.json"
+    assert " c19 |" in printed
+    assert " c20 |" not in printed
+    assert len(printed) < 100_000
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["a: !!int ''", "a: !!float ''", "a: !!bool x", "a: !!timestamp x", "learner: {1: 2}"],
+)
+def test_show_names_the_line_of_a_recipe_that_is_no_plain_yaml(summary, content):
+    (summary / "recipe.yaml").write_text(content)
+    assert "recipe.yaml is no readable YAML: line 1, column " in refusal("show", str(summary))
 
 
 # -- farzi train -----------------------------------------------------------------------------------
@@ -472,3 +516,113 @@ def test_a_teacher_that_writes_only_what_is_never_drawn(teachers, tmp_path):
     rows = farzi.endless().rows(0, 50)
     assert rows.min() > 0
     assert len(rows.unique()) == 6
+
+
+# -- what transformers says of a config ------------------------------------------------------------
+
+ESCAPE = "\x1b[2J\u202e"
+ODD = {
+    "rope_type": {"rope_type": ESCAPE},
+    "factor": {"rope_type": "linear", "factor": ESCAPE},
+    "beta_fast": {"rope_type": "yarn", "factor": 2.0, "beta_fast": ESCAPE},
+    "long_factor": {
+        "rope_type": "longrope",
+        "factor": 2.0,
+        "long_factor": ESCAPE,
+        "short_factor": ESCAPE,
+    },
+    "another key": {"rope_type": "linear", "factor": 2.0, ESCAPE: 1},
+}
+"""Values of `rope_parameters` that transformers warns of, and prints."""
+KINDS = {
+    "llama": {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    | dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 1)
+}
+
+
+@pytest.fixture
+def heard():
+    """What the loggers of libraries write on the standard error, to which their handlers keep."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    loggers = [logging.getLogger(name) for name in (None, "transformers")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield stream
+    for logger in loggers:
+        logger.removeHandler(handler)
+
+
+def is_harmless(text: str) -> bool:
+    """Bars go back to the start of their line."""
+    return re.sub(r"[\t\r\n]", " ", text).isprintable()
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize(
+    "load", [FarziData.from_pretrained, lambda path: main(["show", str(path)])]
+)
+def test_what_is_said_of_a_carried_teacher_is_escaped(tmp_path, heard, capfd, odd, load):
+    teacher = tiny_model("llama", len(WORDS))
+    farzi = FarziData.from_teacher(teacher, sequence_length=4, num_sequences=2)
+    farzi.save_pretrained(tmp_path / "own")
+    folder = copied(tmp_path / "own", tmp_path / "summary", None, {"rope_parameters": ODD[odd]})
+    with suppress(ValueError, SystemExit):
+        load(folder)
+    assert "\\x1b[2J\\u202e" in heard.getvalue()
+    assert is_harmless(heard.getvalue())
+    assert is_harmless("".join(capfd.readouterr()))
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_what_is_said_of_a_learner_is_escaped(summary, tmp_path, heard, capfd, odd):
+    learner = {"model_type": "llama", **KINDS["llama"], "rope_parameters": ODD[odd]}
+    change(summary / "recipe.yaml", learner=learner)
+    with suppress(SystemExit):
+        main(["train", str(summary), "--output_dir", str(tmp_path / "student"), "--steps", "1"])
+    assert "\\x1b[2J\\u202e" in heard.getvalue()
+    assert is_harmless(heard.getvalue())
+    assert is_harmless("".join(capfd.readouterr()))
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "qwen3"])
+def test_layer_types_that_are_none_are_refused_and_escaped(summary, tmp_path, heard, kind):
+    learner = {"model_type": kind, **KINDS["llama"], "layer_types": [ESCAPE]}
+    change(summary / "recipe.yaml", learner=learner)
+    refusal("train", str(summary), "--output_dir", str(tmp_path / "student"))
+    assert is_harmless(heard.getvalue())
+
+
+def test_an_error_of_a_load_is_one_line_that_a_terminal_can_show(teachers, tmp_path):
+    """Whoever calls from Python sees it as it is."""
+    fields = {"activation_function": ESCAPE}
+    folder = copied(teachers / "exact-drawn", tmp_path / "summary", None, fields)
+    with pytest.raises(ValueError, match=r"x1b\[2J") as refused:
+        FarziData.from_pretrained(folder)
+    assert str(refused.value).isprintable()
+
+
+def test_a_teacher_that_overflows_while_it_writes_is_one_line(teachers, tmp_path):
+    """It labels the row that a load tries, but not what it writes itself."""
+
+    def overflows(x: Tensor) -> Tensor:
+        x = x.clone()
+        x[4] = 3e38  # an entry of the vocabulary that the tried row has not
+        return x
+
+    tried = {"teacher.transformer.wte.weight": overflows}
+    folder = copied(teachers / "exact-written", tmp_path / "summary", tried)
+    line = refusal("train", str(folder), "--steps", "2", "--output_dir", str(tmp_path / "out"))
+    assert line.startswith("farzi train: teacher of ")
+    assert "the teacher that the summary carries predicts NaN" in line
+    assert not list(tmp_path.glob("out/*.safetensors"))
+
+
+def test_a_plot_with_a_name_that_no_file_can_have_is_left_out(summary, capsys):
+    tensors = load_file(summary / "farzi.safetensors")
+    files = [*listed_files(summary / "farzi.safetensors"), f"plots/{'a' * 300}.png"]
+    metadata = {"farzi": json.dumps({"files": files})}
+    save_file(tensors, summary / "farzi.safetensors", metadata=metadata)
+    main(["show", str(summary)])
+    assert "101.2" in capsys.readouterr().out
+    assert not FarziData.from_pretrained(summary).results.plots

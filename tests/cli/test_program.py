@@ -1,13 +1,25 @@
-"""How programs end when they are stopped, or when the disk is full."""
+"""How programs end when they are stopped, or when a file, the disk or the memory fails them: with
+one line.
+"""
 
 from __future__ import annotations
 
 import errno
+import os
+import resource
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
+from tiny_artefacts import tiny
 
-from farzi_hf.cli.program import run
+from farzi_hf.cli import COMMANDS, main
+from farzi_hf.cli.program import ends_in_one_line, run
+from farzi_hf.data import DataUnavailableError
+
+LONG = "x" * 5000
 
 
 def test_ctrl_c_and_a_full_disk_end_a_program_with_one_line(monkeypatch, capsys):
@@ -27,3 +39,116 @@ def test_ctrl_c_and_a_full_disk_end_a_program_with_one_line(monkeypatch, capsys)
         match=r"^ptb.py: \[Errno 28\] the disk is full: 'outputs'; make room and start it again$",
     ):
         run(main)
+
+
+MEMORY = r"there is too little memory: free some, or raise the limit \(ulimit -v\)$"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MemoryError(), f"farzi: MemoryError; {MEMORY}"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), MEMORY),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), MEMORY),
+        (RuntimeError("CUDA out of memory. Tried to allocate"), MEMORY),
+        (RuntimeError("can't start new thread"), MEMORY),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), MEMORY),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), "; make room and"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "; make room and"),
+        (PermissionError(errno.EACCES, "Permission denied", "a\nb"), r"denied: 'a\\nb'$"),
+        (OSError(errno.EIO, "Input/output error", "model"), "error: 'model'$"),
+    ],
+    ids=str,
+)
+def test_what_the_machine_cannot_do_ends_a_program_with_one_line(error, line):
+    def main():
+        raise error
+
+    with pytest.raises(SystemExit, match=line) as stop:
+        run(main, "farzi")
+    assert "\n" not in stop.value.code
+
+
+def test_the_cause_of_an_error_counts_and_a_defect_keeps_its_traceback():
+    def wrapped():
+        try:
+            raise MemoryError
+        except MemoryError as error:
+            raise RuntimeError("in a library") from error
+
+    with pytest.raises(SystemExit, match="in a library; there is too little memory"):
+        run(wrapped, "farzi")
+    for error in (ZeroDivisionError("a defect"), RuntimeError("shapes differ")):
+
+        def defect(error=error):
+            raise error
+
+        with pytest.raises(type(error), match=str(error)):
+            run(defect, "farzi")
+
+
+@pytest.mark.parametrize("name", ["HF_HOME", "HF_DATASETS_CACHE"])
+def test_a_cache_that_is_not_writable_has_its_remedy(tmp_path, monkeypatch, name):
+    monkeypatch.setenv(name, str(tmp_path))
+    refusal = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "datasets"))
+    remedy = f"; set {name} to a folder in which you may write$"
+    with pytest.raises(SystemExit, match=remedy), ends_in_one_line("farzi", PermissionError):
+        raise refusal
+    with pytest.raises(SystemExit, match=remedy), ends_in_one_line("farzi"):
+        raise DataUnavailableError("not within reach") from refusal
+
+
+# -- real ones -------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space")
+def test_too_little_memory_to_start_is_three_lines_at_most(tmp_path):
+    """It was a traceback of forty, from an import."""
+    limit = 700 * 2**20
+    program = [sys.executable, "-m", "farzi_hf", "show", str(tmp_path)]
+    ended = subprocess.run(
+        program,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).resolve().parents[2],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
+    assert ended.returncode != 0
+    assert len(ended.stderr.splitlines()) <= 3, ended.stderr
+    assert "too little memory" in ended.stderr or "allocat" in ended.stderr
+
+
+@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"attribute", "export"}))
+@pytest.mark.parametrize("name", [LONG, f"./{LONG}.txt"], ids=["name", "path"])
+def test_a_name_that_no_file_can_have_is_one_line(command, name):
+    with pytest.raises(SystemExit, match=rf"^farzi {command}: .*File name too long") as stop:
+        main([command, name, *(["user/name"] if command == "push" else [])])
+    assert len(stop.value.code.splitlines()) == 1
+
+
+@pytest.fixture
+def nobody():
+    """Of a user that may read everything, as in a container, files that cannot be read are those of
+    another user.
+    """
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    yield
+    if is_root:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("name", ["farzi.safetensors", "config.json", "mine.txt"])
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch, name, request):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o755)
+    tiny().save_pretrained("summary")
+    Path("summary", "mine.txt").write_text("a b\nc d\ne f\n")
+    Path("summary", name).chmod(0)
+    request.getfixturevalue("nobody")
+    command = (
+        ["distil", "summary/mine.txt", "--dry_run"] if name == "mine.txt" else ["show", "summary"]
+    )
+    with pytest.raises(SystemExit, match=rf"^farzi {command[0]}: .*Permission denied.*{name}"):
+        main(command)

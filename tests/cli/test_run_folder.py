@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
 import pytest
 import yaml
+from tiny_artefacts import METRICS, RECIPE, tiny, word_tokenizer
 from tiny_trainer import tiny_trainer
 
-from farzi_hf import FarziConfig
+from farzi_hf import FarziConfig, FarziData
 from farzi_hf.cli.arguments import parse_arguments
 from farzi_hf.cli.distil import Run
 from farzi_hf.cli.run_folder import (
+    Left,
     begin_run,
     check_outputs,
     find_checkpoint,
@@ -146,6 +149,25 @@ def test_a_recipe_knows_its_own_results(tmp_path):
         check_outputs(tmp_path, names, recipe)
 
 
+def test_a_kept_result_that_has_changed_is_refused(tmp_path):
+    """A digit that flips was another result."""
+    path = tmp_path / "x.json"
+    kept(path, {"seed": 1}, lambda: {"perplexity": 12.5})
+    path.write_text(path.read_text(encoding="utf-8").replace("12.5", "12.7"), encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"x.json' is damaged \(.* another checksum .*: move it away"
+    ):
+        stored(path, {"seed": 1})
+
+
+def test_a_kept_result_of_an_older_version_is_taken_with_a_warning(tmp_path, caplog):
+    path = tmp_path / "x.json"
+    path.write_text('{"settings": {"seed": 1}, "value": 3}', encoding="utf-8")
+    assert stored(path, {"seed": 1}) == 3
+    [message] = caplog.messages
+    assert message.startswith(f"{path} has no checksum")
+
+
 @pytest.mark.parametrize(
     "content", ["eggs: 3", '{"value": 1}', '{"settings": 1}', "[1]", "5", "\ufeff"]
 )
@@ -179,3 +201,65 @@ def test_the_recipe_of_a_run_finds_the_users_file_again_and_that_of_its_summary_
     monkeypatch.chdir("/")
     again, _ = parse_arguments((RunSettings, FarziConfig), tmp_path / "out" / "recipe.yaml", [])
     assert again.load().identity(0) == run.data.identity(0)
+
+
+# -- what a finished run has left ------------------------------------------------------------------
+
+
+@pytest.fixture
+def left(tmp_path):
+    """A summary and a figure, and what is known of them."""
+    farzi = tiny()
+    farzi.save_pretrained(tmp_path / "summary", word_tokenizer(), METRICS, RECIPE)
+    (tmp_path / "plots").mkdir()
+    figure = tmp_path / "plots" / "tokens.png"
+    figure.write_bytes(b"PNG")
+    found = Left.by(tmp_path, farzi, [figure])
+    return Left(**json.loads(json.dumps(vars(found))))
+
+
+def test_what_is_as_it_was_needs_no_word(left, tmp_path, caplog):
+    (tmp_path / "notes.txt").touch()
+    assert left.is_there(tmp_path)
+    assert not caplog.messages
+
+
+def test_a_summary_that_is_gone_is_noticed(left, tmp_path):
+    shutil.rmtree(tmp_path / "summary")
+    assert not left.is_there(tmp_path)
+    assert not Left().is_there(tmp_path)  # older results know no files
+
+
+@pytest.mark.parametrize(
+    "name", ["summary/README.md", "summary/viewer.html", "summary/metrics.json", "plots/tokens.png"]
+)
+def test_what_may_be_edited_is_named(left, tmp_path, caplog, name):
+    path = tmp_path / name
+    path.write_bytes(path.read_bytes() + b"\n")
+    assert left.is_there(tmp_path)
+    assert caplog.messages == [f"{tmp_path} is not as this run has left it: {name} has changed."]
+
+
+def test_a_summary_that_was_saved_again_is_the_same(left, tmp_path, caplog):
+    FarziData.from_pretrained(tmp_path / "summary").save_pretrained(
+        tmp_path / "summary", metrics={}, recipe={}
+    )
+    assert left.is_there(tmp_path)
+    [message] = caplog.messages
+    assert "metrics.json is gone" in message
+
+
+@pytest.mark.parametrize("name", ["farzi.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("gone", [True, False])
+def test_another_summary_is_refused(left, tmp_path, name, gone):
+    path = tmp_path / "summary" / name
+    if gone and name != "farzi.safetensors":
+        path.unlink()
+    else:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(
+        ValueError, match=rf"summary' is not as this run has left it \(summary/{name} .*: move it"
+    ):
+        left.is_there(tmp_path)

@@ -1,12 +1,16 @@
 """Random files of interactions: each reader gives what a slow parse by Python's own csv and json
-gives, or an error that names the file.
+gives, or an error that names the file. Whatever divides the columns, and whatever comes before them,
+interactions are never taken for a text, nor a text for interactions.
 """
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
 import io
 import json
+import lzma
 import re
 from collections import defaultdict
 from collections.abc import Callable
@@ -14,12 +18,14 @@ from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from fuzzing import fuzzed
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from farzi_hf.data import load_interactions
+from farzi_hf.data import load_interactions, recognise
+from farzi_hf.data.files import stream_of
 
 Rows = list[tuple[str, str, str]]  # user, item and timestamp as they are written
 Parse = Callable[[bytes], Rows]
@@ -41,25 +47,45 @@ def cells(text: bytes, delimiter: str) -> list[list[str]]:
     return [row for row in csv.reader(stream, delimiter=delimiter) if row]
 
 
+def parse_named(rows: list[list[str]]) -> Rows:
+    """The rows after a header."""
+    header, *rows = rows
+    if any(len(row) != len(header) for row in rows):
+        raise ValueError("a row of another length")
+    header = [
+        re.sub(r"(?<=\w)[_ -](?=\w)", "", name.strip().lstrip("#%").strip()).lower()
+        for name in header
+    ]
+    if [header.count(name) for name in NAMES] not in ([1, 1, 1], [1, 1, 0]):
+        raise ValueError("a header without the names")
+    places = [header.index(name) for name in NAMES if name in header]
+    times = [] if "timestamp" in header else [None]
+    return [
+        tuple(
+            str(row) if place is None else cells[place].encode().decode()
+            for place in (*places, *times)  # the order of the rows
+        )
+        for row, cells in enumerate(rows)
+    ]
+
+
 def parse_csv(delimiter: str, *names: str) -> Parse:
     def parse(text: bytes) -> Rows:
-        nonlocal delimiter
-        if not names:  # the mark that is most often in the first line
-            line = next(
-                filter(None, re.split("[\r\n]", decoded(text, errors="surrogateescape"))), ""
-            )
-            delimiter = max(",\t;", key=line.count)
-        header, *rows = [*([list(names)] if names else []), *cells(text, delimiter)]
-        if any(len(row) != len(header) for row in rows):
-            raise ValueError("a row of another length")
-        assert [header.count(name) for name in NAMES] in ([1, 1, 1], [1, 1, 0])
-        for place, row in enumerate(rows):  # without a column of times, the order of the rows
-            row.append(str(place))
-        places = [
-            *map(header.index, NAMES[:2]),
-            header.index("timestamp") if "timestamp" in header else len(header),
-        ]
-        return [tuple(row[place].encode().decode() for place in places) for row in rows]
+        if names:
+            return parse_named([list(names), *cells(text, delimiter)])
+        content = decoded(text, errors="surrogateescape")
+        lines = list(io.StringIO(content, newline=""))
+        for first in range(11):  # lines of a title may come before the header
+            rest = "".join(lines[first:])
+            line = rest.lstrip("\r\n").partition("\n")[0].partition("\r")[0]
+            mark = max(",\t;|", key=line.count)
+            if mark not in line:
+                continue
+            try:
+                return parse_named(cells(rest.encode(errors="surrogateescape"), mark))
+            except (ValueError, csv.Error):
+                continue
+        raise ValueError("no header and rows")
 
     return parse
 
@@ -136,6 +162,8 @@ JUNK = [
     b",",
     b"\t",
     b"::",
+    b"|",
+    b"# ",
     b":",
     b"\n",
     b"\r",
@@ -249,3 +277,138 @@ def test_random_bytes_are_refused_by_name_or_read_as_python_reads_them(tmp_path,
     }
     path = tmp_path / name
     check(path, "ml-100k" if name == "u.data" else path, text, parses.get(name), valid=False)
+
+
+# -- any form of a table, and of a text ------------------------------------------------------------
+
+ids = st.one_of(st.integers(0, 10**6).map(str), st.text("abyz019é.-", min_size=1, max_size=6))
+PACKINGS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"]
+USER_NAMES = ["user", "user_id", "userId", "reviewerID", "user_id:token"]
+ITEM_NAMES = ["item", "movieId", "item-id", "parent_asin", "item_id:token"]
+LIST_NAMES = ["items", "item_ids", "history", "sequence", "itemList"]
+letters = st.text("abcdefghijklmnopqrstuvwxyz", min_size=2, max_size=8)
+proses = st.lists(st.one_of(letters, letters.map(lambda word: f"{word},")), min_size=5, max_size=12)
+titles = st.lists(
+    st.one_of(
+        proses.map(" ".join),
+        proses.map(lambda words: f"# {' '.join(words)}"),
+        st.sampled_from(["", "# a, b", "% bip", "My clicks", "// of 2024"]),
+    ),
+    max_size=4,
+)
+
+
+@st.composite
+def sequences(draw) -> list[tuple[str, str, str]]:
+    """Rows of users, items and times; every user has three at least."""
+    rows = []
+    for user in draw(st.lists(ids, min_size=1, max_size=5, unique=True)):
+        items = draw(st.lists(ids, min_size=3, max_size=6))
+        starts = draw(st.integers(10**9, 10**10))
+        rows += [(user, item, str(starts + place)) for place, item in enumerate(items)]
+    return rows
+
+
+def read_histories(path: Path) -> list[list[str]]:
+    found = load_interactions(path)
+    return sorted(
+        [str(found.item_ids[item - 1]) for item in sequence] for sequence in found.sequences
+    )
+
+
+@pytest.mark.fuzz
+@fuzzed
+@given(
+    sequences(),
+    st.sampled_from([",", "\t", ";", "|", "::", " ", "  \t "]),
+    st.sampled_from(["a.csv", "a.tsv", "a.dat", "a.txt", "a", "a.inter"]),
+    st.tuples(st.sampled_from(USER_NAMES), st.sampled_from(ITEM_NAMES)),
+    st.booleans(),
+    titles,
+    st.sampled_from(ENCODINGS),
+    st.sampled_from(list(PACKINGS)),
+    ends,
+)
+def test_a_table_in_any_form(
+    tmp_path, rows, mark, name, names, has_times, title, encoding, packing, end
+):
+    header = (*names, "ts") if has_times else names
+    table = [header, *(row[: len(header)] for row in rows)]
+    text = end.join([*title, *(mark.join(row) for row in table), ""])
+    path = tmp_path / f"{name}{packing}"
+    path.write_bytes(PACKINGS[packing](text.encode(encoding)))
+    assert recognise(path) == "interactions"
+    assert read_histories(path) == expected(rows)
+
+
+@pytest.mark.fuzz
+@fuzzed
+@given(
+    sequences(),
+    st.sampled_from([",", "\t", ";", "|", "::", " ", "  \t "]),
+    st.sampled_from(["a.csv", "a.tsv", "a.dat", "a.txt", "a", "a.inter"]),
+    st.sampled_from(["{u}{m}{i}{m}4.5{m}{t}", "{u}{m}{i}{m}{t}", "{u}{m}{i}", "{u}{m}{i}{m}3"]),
+    titles,
+)
+def test_a_table_without_a_header_is_read_or_refused(tmp_path, rows, mark, name, form, title):
+    text = "\n".join([*title, *(form.format(u=u, i=i, t=t, m=mark) for u, i, t in rows)])
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    kind = read = refusal = None
+    try:
+        kind = recognise(path)
+        read = read_histories(path)
+    except ValueError as error:
+        refusal = str(error)
+    if refusal is not None:
+        assert name in refusal
+        return
+    assert kind == "interactions"
+    assert read == expected(rows)
+
+
+@pytest.mark.fuzz
+@fuzzed
+@given(
+    sequences(),
+    st.sampled_from(["a.jsonl", "a.json", "a.parquet", "a.csv"]),
+    st.tuples(st.sampled_from(USER_NAMES), st.sampled_from(LIST_NAMES)),
+    st.booleans(),
+)
+def test_lists_of_items_in_any_form(tmp_path, rows, name, names, has_times):
+    lists = defaultdict(list)
+    times = defaultdict(list)
+    for user, item, time in rows:
+        lists[user].insert(0, item)
+        times[user].insert(0, int(time))
+    columns = {names[0]: list(lists), names[1]: list(lists.values())}
+    if has_times:
+        columns["timestamps"] = list(times.values())
+    path = tmp_path / name
+    frame = pd.DataFrame(columns)
+    if name == "a.parquet":
+        frame.to_parquet(path)
+    elif name == "a.csv":
+        frame.to_csv(path)
+    else:
+        frame.to_json(path, orient="records", lines=name == "a.jsonl")
+    assert recognise(path) == "interactions"
+    histories = expected(rows) if has_times else sorted(lists.values())
+    assert read_histories(path) == histories
+
+
+@pytest.mark.fuzz
+@fuzzed
+@given(
+    st.lists(proses.map(" ".join), min_size=4, max_size=30, unique=True),
+    st.sampled_from(["a.txt", "a.md", "a", "a.dat", "a.csv"]),
+    st.sampled_from(ENCODINGS),
+)
+def test_a_text_is_no_table(tmp_path, rows, name, encoding):
+    header = ["text"] if name == "a.csv" else []
+    path = tmp_path / name
+    path.write_bytes("\n".join([*header, *rows]).encode(encoding))
+    assert recognise(path) == "text"
+    read = [row["text"].rstrip("\n") for row in stream_of(path, column="text")["train"]]
+    assert read == rows

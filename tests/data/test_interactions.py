@@ -126,7 +126,14 @@ def test_users_are_users_however_the_magazine_file_starts(magazine, text):
 
 
 @pytest.mark.parametrize(
-    "form", ["u{u},i{i},5.0,{t}", "b-{i},#oc-A{u},5.0,{t}", "{u}.0,x{i},5.0,{t}"]
+    "form",
+    [
+        "u{u},i{i},5.0,{t}",
+        "b-{i},#oc-A{u},5.0,{t}",
+        "{u}.0,x{i},5.0,{t}",
+        "alice{u},{i},5.0,{t}",
+        "{i},alice{u},5.0,{t}",
+    ],
 )
 def test_columns_that_do_not_say_which_holds_the_users_are_refused(magazine, form):
     magazine.write_text(lines(form))

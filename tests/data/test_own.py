@@ -746,6 +746,18 @@ def test_reading_files_of_ones_own_asks_the_hub_nothing(tmp_path, monkeypatch):
     assert datasets.config.HF_UPDATE_DOWNLOAD_COUNTS
 
 
+def test_reading_files_of_ones_own_needs_no_cache(tmp_path, monkeypatch):
+    """`datasets` made a folder in its cache, which may not be writable."""
+    rows = [{"text": f"row {i} of mine"} for i in range(200)]
+    sources = [write(tmp_path / f"mine.{kind}", rows) for kind in ("jsonl", "csv", "parquet")]
+    sources.append(lines(tmp_path / "mine.txt", [row["text"] for row in rows]))
+    file = lines(tmp_path / "file", ["no folder"])
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(file / "cache"))
+    for source in sources:
+        assert sum(map(len, texts(load_text(source)).values())) == 200
+        assert sum(map(len, texts(load_text(source)).values())) == 200  # a stream begins anew
+
+
 def test_arrow_files_of_both_forms_are_read(tmp_path):
     table = pa.table({"text": [f"row {i} of mine is here" for i in range(40)], "n": range(40)})
     for name, new in (("stream", pa.ipc.new_stream), ("file", pa.ipc.new_file)):

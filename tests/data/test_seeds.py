@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tiny_trainer import tiny_trainer
 
+import farzi_hf
 from farzi_hf.common.checks import check_different
 from farzi_hf.data import Interactions, random_sequences
 from farzi_hf.data.seeds import Purpose, check_seed, derive, stream
@@ -120,3 +123,28 @@ def test_a_list_that_is_none_of_different_numbers_is_refused(values):
     ):
         check_different("splits", values, 0)
     check_different("splits", [0, 1], 0)
+
+
+CHECKS = ("distillation/learner_model.py", "summary/teacher.py")
+"""Their generators have a fixed seed: what they decide does not depend on the numbers."""
+OWN_SEEDS = ("data/seeds.py", "data/samples.py")
+
+
+def test_nothing_is_drawn_outside_the_table():
+    package = Path(farzi_hf.__file__).parent
+    others = []
+    for path in sorted(package.rglob("*.py")):
+        name = path.relative_to(package).as_posix()
+        if name in OWN_SEEDS:
+            continue
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(call, ast.Call):
+                continue
+            function = getattr(call.func, "attr", getattr(call.func, "id", None))
+            if function == "default_rng":
+                others.append(f"{name}:{call.lineno}")
+            elif function == "manual_seed":
+                is_fixed = isinstance(call.args[0], ast.Constant)
+                if is_fixed and name not in CHECKS:
+                    others.append(f"{name}:{call.lineno}")
+    assert not others

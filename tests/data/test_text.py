@@ -78,7 +78,7 @@ def test_ptb_names_a_file_that_holds_no_text(ptb_folder, content, message):
 
 
 def test_ptb_lines_end_where_a_line_ends(ptb_folder):
-    content = "\ufeffa\u2028b \x85 c\r\nd\x0b\x0ce\rf\n\n\x00 g"
+    content = "\ufeffa\u2028b \x85 c\r\nd\x0b\x0ce\rf\n\n\x01 g"
     for encoding in ("utf-8", "utf-16"):
         (ptb_folder / "ptb.valid.txt").write_bytes(
             content.removeprefix("\ufeff" * (encoding == "utf-16")).encode(encoding)
@@ -88,7 +88,7 @@ def test_ptb_lines_end_where_a_line_ends(ptb_folder):
             "d\x0b\x0ce",
             "f",
             "",
-            "\x00 g",
+            "\x01 g",
         ]
 
 

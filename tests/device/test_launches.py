@@ -25,6 +25,8 @@ from farzi_hf import FarziTrainer
 from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.engine import ADJOINTS, Adjoint, InnerAdam, Reversible, Tape, unroll
 from farzi_hf.models import SASRecConfig
+from farzi_hf.summary import FarziDataConfig
+from farzi_hf.summary.forms import forms_of
 
 pytestmark = needs_device
 
@@ -44,7 +46,10 @@ KINDS = {
     ),
     "SASRec": SASRecConfig(num_items=V - 1, hidden_size=16, max_length=12),
 }
-FORMS = ("soft", "ids")
+FORMS = {
+    "soft": FarziDataConfig(ROWS, LENGTH, WIDTH, V),
+    "ids": FarziDataConfig(ROWS, LENGTH, WIDTH, V, inputs="tokens", labels="own"),
+}
 CARRIED = {
     "inputs": "drawn",
     "labels": "teacher",
@@ -87,7 +92,8 @@ def both_ways(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """The counts of a training of so many steps, and of the way back."""
     learner, tensors = Learner(KINDS[kind]).to("cuda"), summary(form)
-    training = SyntheticTraining(InnerAdam(0.02, eps=1e-4), 1.0, 2, adjoint=ADJOINTS[adjoint]())
+    forms = forms_of(FORMS[form])
+    training = SyntheticTraining(InnerAdam(0.02, eps=1e-4), forms, 2, adjoint=ADJOINTS[adjoint]())
     start, theta = learner.initial_parameters(0, "cuda"), {}
     forward = counted(
         lambda: theta.update(training(learner, tensors, start=start, steps=steps, seed=1))

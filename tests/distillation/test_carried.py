@@ -74,8 +74,8 @@ BATCH = {
 
 def meta_gradient(farzi, learner, adjoint, window=None, rounding=None):
     training = SyntheticTraining(
-        InnerAdam(0.05, (0.7, 0.95), 1e-2), 1.0, 3, window, adjoint
-    ).reading(farzi)
+        InnerAdam(0.05, (0.7, 0.95), 1e-2), farzi.forms, 3, window, adjoint
+    )
     leaves = {
         name: x.detach().clone().requires_grad_(x.is_floating_point())
         for name, x in farzi.tensors.items()
@@ -122,10 +122,10 @@ def test_the_meta_gradient_equals_finite_differences(farzi, learner):
 def test_a_stream_teaches_what_fixed_rows_with_the_same_ids_teach(farzi, learner):
     """θ_T of the stream's first rows equals that of the fixed form, read in the same order."""
     optimizer, start = InnerAdam(0.05, (0.7, 0.95), 1e-2), learner.initial_parameters(1)
-    stream = SyntheticTraining(optimizer, 1.0, 4).reading(farzi)
+    stream = SyntheticTraining(optimizer, farzi.forms, 4)
     theta = stream(learner, farzi.tensors, start=start, steps=1, seed=farzi.config.seed)
     fixed = farzi.materialize(4)
-    expected = SyntheticTraining(optimizer, 1.0)(
+    expected = SyntheticTraining(optimizer, fixed.forms)(
         learner, fixed.tensors, start=start, steps=1, seed=9
     )
     for name, x in theta.items():
@@ -303,7 +303,7 @@ def test_a_teacher_labels_without_dropout_while_the_trainer_trains(
     assert trainer.run.non_finite_steps == 0
     first, second = (trainer.evaluate() for _ in range(2))
     assert first["eval_loss"] == second["eval_loss"]
-    assert not trainer.model.collator().teacher.model.training
+    assert not trainer.model.collator().forms.labels.model.training
 
 
 class Scaled(GPT2LMHeadModel):

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from tiny_models import LENGTH, V, config_of, tiny_model
+from tiny_models import LENGTH, PAPER, V, config_of, tiny_model
 from tiny_trainer import tiny_learner, tiny_trainer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
@@ -82,7 +82,7 @@ def test_the_meta_gradient_of_adapters_is_exact(adjoint):
     assert all("lora_" in name for name in few)
 
     def result(kind) -> tuple[Tensor, ...]:
-        found = SyntheticTraining(OPTIMIZER, 1.0, adjoint=kind)(
+        found = SyntheticTraining(OPTIMIZER, PAPER, adjoint=kind)(
             learner, farzi.tensors, start=start, steps=STEPS, seed=0
         )
         assert trained(found, start) == few
@@ -109,7 +109,7 @@ def test_adapters_of_a_base_in_bfloat16():
             )  # in float32, as PEFT does it
 
         learner = Learner(half)
-        training = SyntheticTraining(OPTIMIZER, 1.0, adjoint=Tape())
+        training = SyntheticTraining(OPTIMIZER, PAPER, adjoint=Tape())
         theta = training(
             learner, farzi.tensors, start=learner.initial_parameters(0), steps=STEPS, seed=0
         )
@@ -138,7 +138,7 @@ def test_constants_that_start_equal_are_one_in_memory_and_drawn_ones_belong_to_t
 @pytest.mark.parametrize("make", [lora, head_alone])
 def test_learners_keep_their_constants(make):
     learner, farzi = Learner(make), summary()
-    training = SyntheticTraining(OPTIMIZER, 1.0, window=2)
+    training = SyntheticTraining(OPTIMIZER, PAPER, window=2)
     start = learner.initial_parameters(3)
     end = training(learner, farzi.tensors, start=start, steps=STEPS, seed=3)
     few = {name for name, x in learner.model.named_parameters() if x.requires_grad}
@@ -151,7 +151,7 @@ def test_learners_keep_their_constants(make):
 def test_a_pool_goes_on_with_the_constants_of_each_learner():
     learner, farzi = Learner(head_alone), summary()
     make = partial(
-        LearnerPool, SyntheticTraining(OPTIMIZER, 1.0, window=1), 2, 2, 5, random_starts, 7
+        LearnerPool, SyntheticTraining(OPTIMIZER, PAPER, window=1), 2, 2, 5, random_starts, 7
     )
     first, second = make(), make()
     for _ in range(3):
@@ -190,7 +190,7 @@ def test_recorded_trainings_and_teachers_train_only_the_chosen(
     assert ("transformer.wte.weight" in stored) == (kind == "head")  # drawn, and so not shared
     start = PretrainedStarts(bank, fresh=0.0)(learner, 1)
     assert {name for name, x in start.items() if not isinstance(x, nn.Parameter)} == few
-    farzi, training = summary(size), SyntheticTraining(OPTIMIZER, 1.0)
+    farzi, training = summary(size), SyntheticTraining(OPTIMIZER, PAPER)
     assert trained(training(learner, farzi.tensors, start=start, steps=2, seed=0), start) == few
     loss = TrajectoryMatching(training, bank, 2, 2)(learner, farzi.tensors, {}, 0)
     assert torch.autograd.grad(loss, farzi.latents)[0].norm() > 0

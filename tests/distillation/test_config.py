@@ -4,17 +4,20 @@ YAML and the command line.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import TrainingArguments
 
 from farzi_hf import engine
-from farzi_hf.common.settings import made, setting, settings_of, with_settings
+from farzi_hf.common.settings import collected, made, setting, settings_of
 from farzi_hf.distillation import random_starts
 from farzi_hf.distillation.config import UNSUPPORTED, FarziConfig
 from farzi_hf.engine import OPTIMIZERS, InnerAdam, InnerAdamW, InnerSGD, Tape
@@ -68,6 +71,7 @@ UNUSUAL = {
     "seed": 5,
 }
 SGD = {"inner_optimizer": "sgd", "inner_momentum": 0.3, "inner_learning_rate": 0.03}
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 STOCK = {field.name for field in fields(TrainingArguments)}
 
 
@@ -96,37 +100,32 @@ class Deep:
 
 
 @dataclass
-@with_settings()
 class House:
-    """A config.
-
-    Raises:
-        ValueError: never.
-    """
-
     kind: str = setting("shallow", "which", table={"none": None, "shallow": Shallow, "deep": Deep})
     number: float = 1.5
 
 
-def test_a_config_has_the_settings_of_all_variants_behind_the_field_that_names_them():
-    assert [field.name for field in fields(House)] == [
-        "kind",
-        "depth",
-        "shallow_pair",
-        "width",
-        "inner",
-        "number",
-    ]
-    assert (House().depth, House().shallow_pair) == (2, [0.3, 0.4])
-    assert made(Shallow, House(depth=4)) == Shallow(4, (0.3, 0.4))
-    assert (
-        "    Args:\n        kind: which: none | shallow | deep.\n        depth: how deep.\n"
-        in House.__doc__
-    )
-    (house,) = HfArgumentParser(House).parse_args_into_dataclasses(
-        ["--shallow_pair", "1", "2", "--kind", "deep"]
-    )
-    assert house == House("deep", shallow_pair=[1.0, 2.0])
+def test_the_settings_of_all_variants_follow_the_one_that_names_them():
+    settings = collected(House)
+    assert list(settings) == ["kind", "depth", "shallow_pair", "width", "inner"]
+    assert settings["kind"].help == "which: none | shallow | deep"
+    assert settings["depth"].metadata["least"] == 1
+    assert settings["shallow_pair"].default == [0.3, 0.4]
+    assert settings["shallow_pair"].hint == list[float]
+    chosen = SimpleNamespace(depth=4, shallow_pair=[0.3, 0.4])
+    assert made(Shallow, chosen) == Shallow(4, (0.3, 0.4))
+
+
+def test_a_setting_names_the_variants_that_read_it():
+    settings = collected(House)
+    readers = {name: setting.readers(name) for name, setting in settings.items()}
+    assert readers == {
+        "kind": [],
+        "depth": ["kind=shallow", "kind=deep", "inner=shallow"],
+        "shallow_pair": ["kind=shallow", "inner=shallow"],
+        "width": ["kind=deep"],
+        "inner": ["kind=deep"],
+    }
 
 
 def test_variants_that_share_a_setting_have_one_default():
@@ -134,11 +133,21 @@ def test_variants_that_share_a_setting_have_one_default():
     class Other:
         depth: int = setting(3, "how deep")
 
-    with pytest.raises(TypeError, match="depth has the default 2 in one variant and 3 in another"):
+    @dataclass
+    class Config:
+        kind: str = setting("a", "which", table={"a": Shallow, "b": Other})
 
-        @with_settings()
-        class Config:
-            kind: str = setting("a", "which", table={"a": Shallow, "b": Other})
+    with pytest.raises(TypeError, match="depth has the default 2 in one variant and 3 in another"):
+        collected(Config)
+
+
+def test_the_fields_of_the_config_are_written_as_the_variants_declare_them():
+    spec = importlib.util.spec_from_file_location("config_fields", DOCS / "config_fields.py")
+    writer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(writer)
+    assert writer.source() == writer.FIELDS.read_text(encoding="utf-8"), (
+        "run python docs/config_fields.py"
+    )
 
 
 def test_every_setting_of_a_variant_is_a_field_and_says_what_it_is():
@@ -419,13 +428,9 @@ def test_a_table_takes_variants_of_others(monkeypatch, caplog):
 
 def test_the_inner_loop_gets_its_settings():
     training = config(**UNUSUAL).make_training()
-    assert (training.tau, training.batch_size, training.window, training.adjoint) == (
-        0.5,
-        2,
-        5,
-        Tape(),
-    )
-    objective = config(**{**UNUSUAL, "trajectories": None}).make_objective()
+    assert training.forms.inputs.tau == 0.5
+    assert (training.batch_size, training.window, training.adjoint) == (2, 5, Tape())
+    objective = config(**{**UNUSUAL, "trajectories": None}).make_objective(training=training)
     assert (objective.steps, objective.steps_min, objective.training) == (12, 4, training)
     assert objective.starts is random_starts
     assert config(inner_steps=10).make_objective(training=training).training is training

@@ -11,6 +11,7 @@ from tiny_models import V, config_of
 from farzi_hf.distillation import Learner, SyntheticTraining, inner_training
 from farzi_hf.engine import InnerAdam, Reversible
 from farzi_hf.summary import FarziData, FarziDataConfig
+from farzi_hf.summary.forms import Forms
 
 
 @pytest.mark.parametrize("form", ["soft", "tokens"])
@@ -27,15 +28,15 @@ def test_the_inner_loop_gets_the_sequences_it_sees_and_the_gradient_stays_the_sa
     torch.manual_seed(0)
     farzi = FarziData(config)
     training = SyntheticTraining(
-        InnerAdam(0.02, eps=1e-3), 1.0, batch_size=2, window=steps - 1, adjoint=Reversible()
+        InnerAdam(0.02, eps=1e-3), farzi.forms, batch_size=2, window=steps - 1, adjoint=Reversible()
     )
-    sizes, batch_of = set(), inner_training.batch_of
+    sizes, batch = set(), Forms.batch
 
-    def noted(summary, *arguments):
+    def noted(forms, summary, rows):
         sizes.add(len(next(iter(summary.values()))))
-        return batch_of(summary, *arguments)
+        return batch(forms, summary, rows)
 
-    monkeypatch.setattr(inner_training, "batch_of", noted)
+    monkeypatch.setattr(Forms, "batch", noted)
 
     def result(training):
         theta = training(

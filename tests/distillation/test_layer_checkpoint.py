@@ -27,7 +27,7 @@ def meta_gradient(config, adjoint, **options) -> list[torch.Tensor]:
         FarziDataConfig(4, 6, 3, V, inputs="soft", labels="own", label_dim=3)
     ).double()
     start = {name: x.double() for name, x in learner.initial_parameters(0).items()}
-    training = SyntheticTraining(InnerAdam(0.05, eps=1e-3), 1.0, 2, adjoint=adjoint)
+    training = SyntheticTraining(InnerAdam(0.05, eps=1e-3), farzi.forms, 2, adjoint=adjoint)
     theta = training(learner, farzi.tensors, start=start, steps=4, seed=0)
     batch = {
         "input_ids": torch.arange(12).view(2, 6) % V,

@@ -246,11 +246,12 @@ def test_losses_of_every_learner_without_recurrent_layers_can_be_compiled(kind):
     torch.compiler.reset()
     learner = Learner(config_of(kind))
     tokens = FarziDataConfig(4, LENGTH, 1, V, inputs="tokens", labels="own", label_dim=3)
-    theta, training = learner.initial_parameters(0), SyntheticTraining(InnerAdam(0.02), 1.0, 2)
+    theta = learner.initial_parameters(0)
     real = SequenceCollator(0)([{"input_ids": [1, 2, 3, 4]}, {"input_ids": [5, 6]}])
     losses = [lambda params: learner.hard_loss(params, real, torch.tensor([0.5, 2.0]))]
     for farzi in (tiny_summary(4), FarziData(tokens)):
         inputs = tuple(x.detach() for x in farzi.tensors.values())
+        training = SyntheticTraining(InnerAdam(0.02), farzi.forms, 2)
         loss = training.inner_loss(learner, farzi.tensors, 3, seed=0)
         losses.append(lambda params, loss=loss, inputs=inputs: loss(params, inputs, 2))
     for loss in losses:
@@ -270,7 +271,7 @@ def test_compiled_trainings_give_the_same_gradient_and_are_compiled_once():
         tiny_summary(4),
         torch._dynamo.utils.counters["stats"],
     )
-    plain = SyntheticTraining(InnerAdam(0.02, eps=1e-3), 1.0, 2, adjoint=Tape())
+    plain = SyntheticTraining(InnerAdam(0.02, eps=1e-3), farzi.forms, 2, adjoint=Tape())
     for steps in (3, 5, 4):
         before, found = stats["unique_graphs"], []
         for training in (plain, replace(plain, torch_compile=True)):

@@ -129,6 +129,25 @@ def test_a_model_without_a_second_derivative_is_refused():
     refused(lambda: FusedGPT2(config_of("gpt2")), message)
 
 
+# -- the caller's mode -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_learner_made_without_gradients_is_the_same_learner(mode):
+    config = config_of("gpt2")
+    expected = Learner(config).initial_parameters(0)
+    with mode():
+        start = Learner(config).initial_parameters(0)
+    assert all(torch.equal(x, expected[name]) for name, x in start.items())
+    assert not any(x.is_inference() for x in start.values())
+
+
+def test_a_model_that_was_made_under_inference_mode_is_refused_by_that_name():
+    with torch.inference_mode():
+        model = AutoModelForCausalLM.from_config(config_of("gpt2"))
+    refused(lambda: model, r"was made under torch\.inference_mode\(\).*make the model outside")
+
+
 # -- what is no decoder ----------------------------------------------------------------------------
 
 

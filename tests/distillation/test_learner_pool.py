@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_models import tiny_model, tiny_summary
+from tiny_models import PAPER, tiny_model, tiny_summary
 from torch import Tensor
 
 from farzi_hf.data.seeds import Purpose, derive
@@ -32,7 +32,7 @@ def farzi() -> FarziData:
 def training() -> SyntheticTraining:
     optimizer = InnerAdam(0.02, (0.5, 0.99), 1e-3)
     return SyntheticTraining(
-        optimizer, 1.0, batch_size=4, window=WINDOW, lr_scheduler_type="linear"
+        optimizer, PAPER, batch_size=4, window=WINDOW, lr_scheduler_type="linear"
     )
 
 

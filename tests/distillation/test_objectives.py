@@ -27,9 +27,12 @@ from farzi_hf.distillation import (
 )
 from farzi_hf.distillation.objectives.gradient_matching import _cosine_distance
 from farzi_hf.engine import Checkpoint, Direct, InnerAdam, InnerSGD, Reversible, Tape
+from farzi_hf.summary import FarziDataConfig
+from farzi_hf.summary.forms import forms_of
 
 MU, XI, D, V = 6, 5, 3, 11
 TAU, SEED = 0.7, 5
+FORMS = forms_of(FarziDataConfig(tau=TAU))
 ADAM = InnerAdam(lr=0.05, betas=(0.8, 0.99), eps=1e-2)
 SGD = InnerSGD(lr=0.3, momentum=0.5)
 
@@ -81,7 +84,7 @@ def named(leaves) -> dict[str, Tensor]:
 
 
 def training(optimizer=ADAM, **settings) -> SyntheticTraining:
-    return SyntheticTraining(optimizer=optimizer, tau=TAU, **settings)
+    return SyntheticTraining(optimizer=optimizer, forms=FORMS, **settings)
 
 
 # -- the gradient ----------------------------------------------------------------------------------

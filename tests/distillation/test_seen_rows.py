@@ -23,9 +23,11 @@ from farzi_hf.engine import (
 )
 from farzi_hf.models import SASRecConfig
 from farzi_hf.summary import FarziData, FarziDataConfig
+from farzi_hf.summary.forms import forms_of
 
 V = 40
-TRAINING = SyntheticTraining(InnerAdam(0.02, (0.7, 0.999), 1e-6), 1.0, 2)
+FORM = FarziDataConfig(4, 5, latent_dim=1, vocab_size=V, inputs="tokens", labels="own", label_dim=3)
+TRAINING = SyntheticTraining(InnerAdam(0.02, (0.7, 0.999), 1e-6), forms_of(FORM), 2)
 
 
 def gpt2(**changes) -> GPT2Config:
@@ -50,10 +52,7 @@ def learner() -> Learner:
 @pytest.fixture
 def farzi() -> FarziData:
     torch.manual_seed(0)
-    config = FarziDataConfig(
-        4, 5, latent_dim=1, vocab_size=V, inputs="tokens", labels="own", label_dim=3
-    )
-    farzi = FarziData(config)
+    farzi = FarziData(FORM)
     farzi.input_ids.copy_(torch.randint(3, 15, farzi.input_ids.shape))
     return farzi
 
@@ -84,7 +83,7 @@ def test_the_training_is_that_of_all_rows(monkeypatch, learner, farzi, adjoint, 
 
 def all_rows(learner, farzi, start=None, optimizer=TRAINING.optimizer) -> bool:
     start = learner.initial_parameters(0) if start is None else start
-    return inner_training.only_seen_rows(learner, farzi.tensors, start, optimizer)[1] is None
+    return inner_training.only_seen_rows(learner, farzi.input_ids, start, optimizer)[1] is None
 
 
 class Anchored(GPT2LMHeadModel):

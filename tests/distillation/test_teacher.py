@@ -15,6 +15,7 @@ from tiny_trainer import tiny_learner
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from farzi_hf import FarziData, FarziDataConfig, SASRecConfig
+from farzi_hf.common.tensors import save_tensors
 from farzi_hf.data import SequenceCollator, flatten_sequences
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.streams import RowStream
@@ -167,6 +168,15 @@ def test_the_end_is_returned_where_it_is_worse_by_noise_alone():
     assert (found.steps, found.validation) == (12, 1.5)
 
 
+@pytest.mark.parametrize(("last", "steps"), [(3.25, 12), (3.26, 8)])
+def test_noise_is_a_quarter_of_what_the_fall_of_the_rate_has_gained(last, steps):
+    """The loss was 4 before the rate fell from step 6 on, and 3 at the best, in step 8. So a last
+    one of up to 3.25 is as good.
+    """
+    found = toy([9, 8, 7, 6, 5, 4, *[6] * 8, 5, 3, 4, 4, 4, last])
+    assert (found.steps, found.validation) == (steps, last if steps == 12 else 3)
+
+
 def test_the_best_state_is_returned_wherever_it_was():
     later, before = (
         toy([9, 8, 7, 6, 5, 4, *[6] * 8, 5, 3, 4, 4, 4, 5]),
@@ -211,11 +221,14 @@ def test_a_training_that_dies_goes_on_to_the_same_end(evaluations, sequences, tm
     assert mortal.train(learner, data, 1).validation == whole.validation  # it has ended already
 
 
-@pytest.mark.parametrize("content", [b"", b"no tensors", "numbers", "others"])
+@pytest.mark.parametrize("content", [b"", b"no tensors", "numbers", "others", "flipped"])
 def test_a_file_that_holds_no_training_is_named(content, sequences, tmp_path):
     kept = tmp_path / "training.safetensors"
     if isinstance(content, bytes):
         kept.write_bytes(content)
+    elif content == "flipped":
+        save_tensors(kept, {"numbers": torch.zeros(8, dtype=torch.float64)})
+        kept.write_bytes(kept.read_bytes()[:-1] + b"\1")
     else:
         save_file({content: torch.zeros(8, dtype=torch.float64)}, kept)
     training = TeacherTraining(InnerAdam(0.02), steps=4, batch_size=8, kept=kept)
@@ -395,7 +408,7 @@ def test_the_meta_gradient_is_exact(sequences, adjoint, inputs):
     def gradients(kind):
         farzi = summary(learner, 3, inputs=inputs).double()
         inner = SyntheticTraining(
-            InnerAdam(0.02, (0.5, 0.99), 1e-3), 1.0, batch_size=2, adjoint=kind
+            InnerAdam(0.02, (0.5, 0.99), 1e-3), farzi.forms, batch_size=2, adjoint=kind
         )
         MetaMatching(inner, steps=5, steps_min=5)(learner, farzi.tensors, batch, 3).backward()
         return {name: p.grad for name, p in farzi.named_parameters()}

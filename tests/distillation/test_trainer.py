@@ -25,6 +25,20 @@ from farzi_hf.summary import FarziData
 V = 54
 
 
+# -- arguments -------------------------------------------------------------------------------------
+
+
+def test_the_learner_has_the_name_that_users_of_trainer_look_for(make):
+    trainer = make({"learner_init": None, "model_init": tiny_learner(V)})
+    assert trainer.learner.vocab_size == V
+    with pytest.raises(TypeError, match=r"^both of model_init and learner_init are given: one of"):
+        make({"model_init": tiny_learner(V)})
+    with pytest.raises(
+        TypeError, match=r"^neither of model_init and learner_init is given: one of"
+    ):
+        make({"learner_init": None})
+
+
 # -- training --------------------------------------------------------------------------------------
 
 

@@ -13,13 +13,8 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from farzi_hf.distillation import (
-    Learner,
-    PretrainedStarts,
-    TrajectoryBank,
-    record_trajectories,
-    trajectories,
-)
+from farzi_hf.common import tensors as checked
+from farzi_hf.distillation import Learner, PretrainedStarts, TrajectoryBank, record_trajectories
 from farzi_hf.distillation.trajectories import MANIFEST
 from farzi_hf.engine import InnerAdam, InnerSGD
 
@@ -125,16 +120,16 @@ def test_trajectories_start_and_go_on_differently(record, tmp_path):
 
 def test_recording_goes_on_where_it_was_killed(record, tmp_path, monkeypatch):
     whole = record(folder=tmp_path / "whole")
-    saved, save_file = [], trajectories.save_file
+    saved, save_file = [], checked.save_file
 
-    def dying(tensors, path):
+    def dying(tensors, path, metadata):
         if len(saved) == 2:
             path.write_bytes(b"half a shard")
             raise KeyboardInterrupt
         saved.append(path)
-        save_file(tensors, path)
+        save_file(tensors, path, metadata)
 
-    monkeypatch.setattr(trajectories, "save_file", dying)
+    monkeypatch.setattr(checked, "save_file", dying)
     with pytest.raises(KeyboardInterrupt):
         record()
     folder = tmp_path / "omega"
@@ -143,7 +138,7 @@ def test_recording_goes_on_where_it_was_killed(record, tmp_path, monkeypatch):
         "trajectory-00000.safetensors",
         "trajectory-00001.safetensors",
     ]
-    monkeypatch.setattr(trajectories, "save_file", save_file)
+    monkeypatch.setattr(checked, "save_file", save_file)
     times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     bank = record()
     assert {path: path.stat().st_mtime_ns for path in times} == times  # what is done stays done
@@ -231,6 +226,29 @@ def test_a_folder_without_trajectories_is_refused(record, tmp_path):
     ).unlink()  # as an interrupted recording by several processes
     with pytest.raises(ValueError, match="has 1 of the first 1"):
         TrajectoryBank(tmp_path / "omega", 1)
+
+
+def test_a_damaged_trajectory_is_refused_and_recorded_again(record, tmp_path):
+    """A flipped bit was another start, without a word."""
+    expected = all_checkpoints(record())
+    path = tmp_path / "omega" / "trajectory-00001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 4
+    path.write_bytes(content)
+    bank = TrajectoryBank(tmp_path / "omega")
+    bank.checkpoint(0, 2)
+    with pytest.raises(ValueError, match=r"trajectory-00001.safetensors' is damaged .*; remove it"):
+        bank.checkpoint(1, 2)
+    path.unlink()
+    assert all(map(torch.equal, all_checkpoints(record()), expected))
+
+
+def test_a_manifest_that_has_changed_is_refused(record, tmp_path):
+    record(num=1)
+    path = tmp_path / "omega" / MANIFEST
+    path.write_text(path.read_text().replace('"steps": 6', '"steps": 4'))
+    with pytest.raises(ValueError, match=r"no readable manifest.json .*another checksum"):
+        TrajectoryBank(tmp_path / "omega")
 
 
 # -- sampling --------------------------------------------------------------------------------------

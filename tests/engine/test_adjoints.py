@@ -31,7 +31,8 @@ from farzi_hf.engine import (
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_reference_against_finite_differences(name: str, optimizer: str) -> None:
-    problem, h = PROBLEMS[name](), 1e-6
+    problem = PROBLEMS[name]()
+    h = 1e-6
     torch.manual_seed(3)
     directions = [torch.randn_like(x) for x in problem.leaves]
 
@@ -132,7 +133,8 @@ def test_a_loss_without_parts_is_an_error() -> None:
 
 @every_adjoint
 def test_several_outer_losses_share_the_graphs_of_one_training(adjoint: Adjoint) -> None:
-    problem, calls = mp.mlp(), 0
+    problem = mp.mlp()
+    calls = 0
     scales = (1.0, -2.0, 0.5)
 
     def inner_loss(*args) -> Tensor:
@@ -200,7 +202,8 @@ def test_gradient_in_the_start_alone_and_in_the_inputs_alone(adjoint: Adjoint) -
 
 @every_adjoint
 def test_a_linear_loss_has_no_second_derivatives(adjoint: Adjoint) -> None:
-    w, x = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    w = torch.ones(2, requires_grad=True)
+    x = torch.ones(2, requires_grad=True)
     theta = unroll(
         lambda p, i, step: p["w"].sum() + 0 * step,
         {"w": w},
@@ -216,7 +219,8 @@ def test_a_linear_loss_has_no_second_derivatives(adjoint: Adjoint) -> None:
 
 @every_adjoint
 def test_parameters_of_two_dtypes(adjoint: Adjoint) -> None:
-    problem, mixed = mp.mlp(), mp.mlp()
+    problem = mp.mlp()
+    mixed = mp.mlp()
     mixed.params["bias"] = problem.params["bias"].detach().float().requires_grad_()
     mixed.params["dead"] = problem.params["dead"].detach().float().requires_grad_()
     found = meta_gradient(mixed, ADAM, 7, adjoint=adjoint)
@@ -233,10 +237,8 @@ def test_parameters_of_two_dtypes(adjoint: Adjoint) -> None:
 def test_a_loss_that_differentiates_in_its_input_sees_only_its_own_step(adjoint: Adjoint) -> None:
     """A gradient penalty: the derivative inside the loss is that at fixed parameters."""
     torch.manual_seed(0)
-    x, start = (
-        torch.randn(5, 3, dtype=torch.float64, requires_grad=True),
-        torch.randn(3, dtype=torch.float64),
-    )
+    x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    start = torch.randn(3, dtype=torch.float64)
 
     def loss(params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int) -> Tensor:
         x = inputs[0].requires_grad_()

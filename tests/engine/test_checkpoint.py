@@ -34,7 +34,8 @@ def before_the_last_state(steps: int, slots: int) -> int:
 @pytest.mark.parametrize("slots", [1, 2, 3, 5, 8, None])
 @pytest.mark.parametrize("steps", [1, 2, 9, 25])
 def test_checkpoints_take_as_few_steps_again_as_any_schedule(steps: int, slots: int | None) -> None:
-    problem, calls = mp.mlp(), 0
+    problem = mp.mlp()
+    calls = 0
 
     def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
         nonlocal calls

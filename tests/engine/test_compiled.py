@@ -20,12 +20,11 @@ from farzi_hf.engine.compiled_loop import CompiledLoop, row_of_step
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.filterwarnings("default")
 def test_compiled_steps_give_the_same_gradient_and_are_compiled_once() -> None:
-    name, stats = "adamw_clipped", torch._dynamo.utils.counters["stats"]
+    name = "adamw_clipped"
+    stats = torch._dynamo.utils.counters["stats"]
     for steps, adjoint in ((7, Tape()), (9, Reversible())):
-        problem, compiled = (
-            mp.mlp(),
-            stats["unique_graphs"],
-        )  # another loss function, of the same code, every time
+        problem = mp.mlp()  # another loss function, of the same code, every time
+        compiled = stats["unique_graphs"]
         found = meta_gradient(problem, OPTIMIZERS[name], steps, adjoint=adjoint, torch_compile=True)
         assert_exact(problem, found, reference("mlp", name, steps), adjoint)
     assert compiled, "there was something to compile"
@@ -104,7 +103,8 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 def test_a_mode_is_passed_on_and_gives_the_same_gradient(
     name: str, adjoint: Adjoint, modes: list
 ) -> None:
-    problem, expected = table_problem(), table_problem()
+    problem = table_problem()
+    expected = table_problem()
     found = meta_gradient(
         problem, OPTIMIZERS[name], 7, adjoint=adjoint, torch_compile="reduce-overhead"
     )
@@ -117,7 +117,8 @@ def test_a_mode_is_passed_on_and_gives_the_same_gradient(
 def test_a_mode_that_fails_is_said_once_and_steps_go_on_without_it(
     modes: list, caplog: pytest.LogCaptureFixture
 ) -> None:
-    problem, expected = table_problem(), table_problem()
+    problem = table_problem()
+    expected = table_problem()
     found = meta_gradient(problem, ADAM, 7, adjoint=Tape(), torch_compile="lite")
     assert_exact(problem, found, meta_gradient(expected, ADAM, 7, adjoint=Tape()), Tape())
     (record,) = caplog.records
@@ -130,7 +131,8 @@ def test_a_mode_that_fails_is_said_once_and_steps_go_on_without_it(
 @pytest.mark.filterwarnings("default")
 @ways
 def test_steps_compiled_in_a_mode(name: str, adjoint: Adjoint) -> None:
-    problem, expected = table_problem(), table_problem()
+    problem = table_problem()
+    expected = table_problem()
     found = meta_gradient(
         problem, OPTIMIZERS[name], 7, adjoint=adjoint, torch_compile="reduce-overhead"
     )

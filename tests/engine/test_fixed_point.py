@@ -109,10 +109,12 @@ FOLLOWED: dict[str, InnerOptimizer] = {
 
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_follows_floating_point_to_float32_rounding(name: str) -> None:
-    optimizer, gradients = FOLLOWED[name], changing(400, 20)
+    optimizer = FOLLOWED[name]
+    gradients = changing(400, 20)
     start = normal(len(gradients[0]), seed=1).float()
     state = FixedPointState(optimizer, optimizer.init(start), 0, Bounds())
-    exact, single = optimizer.init(start.double()), optimizer.init(start)
+    exact = optimizer.init(start.double())
+    single = optimizer.init(start)
     for t, g in enumerate(gradients, start=1):
         state.step(g, t, optimizer.lr)
         exact = optimizer.step(exact, g.double(), t, optimizer.lr)
@@ -127,7 +129,8 @@ def test_follows_floating_point_to_float32_rounding(name: str) -> None:
 
 @pytest.mark.parametrize(("beta", "expected"), [(0.9, 0.152), (0.5, 1.0), (0.999, 0.0015)])
 def test_keeps_the_bits_that_a_decay_forgets(beta: float, expected: float) -> None:
-    size, steps = 64, 2000
+    size = 64
+    steps = 2000
     total = DecayingSum(torch.zeros(size), beta, resolution=40, bound=0.0)
     terms = normal(steps, size, seed=0)
     for t in range(1, steps + 1):
@@ -139,7 +142,8 @@ def test_keeps_the_bits_that_a_decay_forgets(beta: float, expected: float) -> No
 
 
 def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    optimizer, gradients = InnerAdam(lr=0.01, betas=(0.5, 0.9)), changing(20, 11)
+    optimizer = InnerAdam(lr=0.01, betas=(0.5, 0.9))
+    gradients = changing(20, 11)
     states = []
     for chunk in (1 << 18, 7):
         monkeypatch.setitem(PORTIONS, "cpu", PORTIONS["cpu"]._replace(integers=chunk))
@@ -166,7 +170,8 @@ def test_the_largest_gradients_have_room_at_every_step(optimizer: InnerOptimizer
 
 
 def test_limbs_are_added_when_gradients_need_them_and_all_comes_back() -> None:
-    optimizer, size = InnerAdam(lr=0.01, eps=1e-2), 40
+    optimizer = InnerAdam(lr=0.01, eps=1e-2)
+    size = 40
     scales = [1e-3] * 50 + [1e12] + [1e30] * 9
     gradients = [scale * g for scale, g in zip(scales, normal(60, size, seed=0), strict=True)]
     state = FixedPointState(optimizer, optimizer.init(normal(size, seed=1)), 0, Bounds())

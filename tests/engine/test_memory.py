@@ -31,7 +31,8 @@ from farzi_hf.engine import (
 from farzi_hf.engine.adjoints.base import graph_bytes
 from farzi_hf.engine.inner_loop import InnerLoop, Layout
 
-ROWS, WIDTH = 32, 256
+ROWS = 32
+WIDTH = 256
 GRAPH = 5 * ROWS * WIDTH * 4  # bytes, at least, that autograd keeps of a step of the loss below
 
 
@@ -41,7 +42,8 @@ def _loss(params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int) -> T
 
 def _growth(calls: int, adjoint: Adjoint | None, torch_compile: bool = False) -> int:
     """Bytes by which the process grows in so many calls, after ten."""
-    x, process = torch.randn(ROWS, 64, requires_grad=True), psutil.Process()
+    x = torch.randn(ROWS, 64, requires_grad=True)
+    process = psutil.Process()
     options = {
         "optimizer": InnerAdam(lr=0.01),
         "steps": 2,
@@ -85,10 +87,8 @@ def test_many_calls_use_the_memory_of_ten(
     "rows", [2, 32, 128], ids=["large weights", "as large activations", "large activations"]
 )
 def test_the_estimated_memory_is_roughly_right(adjoint: Adjoint, rows: int, steps: int) -> None:
-    x, w = (
-        torch.randn(rows, 32, requires_grad=True),
-        {"w": torch.randn(32, 1024, requires_grad=True)},
-    )
+    x = torch.randn(rows, 32, requires_grad=True)
+    w = {"w": torch.randn(32, 1024, requires_grad=True)}
     optimizer = InnerAdam(lr=0.01, weight_decay=0.1)
     layout = Layout.of(w, optimizer)
     loop = InnerLoop(_loss, optimizer, layout, steps, steps, 1, {})
@@ -136,13 +136,44 @@ def test_without_an_adjoint_the_fastest_that_fits_is_taken(
     assert all(map(torch.equal, found, meta_gradient(problem, optimizer, 40, adjoint=adjoint)))
 
 
+class Fast(Tape):
+    """Needs the bytes of a test."""
+
+    bytes_needed = 0
+
+    def memory(self, *_: object) -> int:
+        return self.bytes_needed
+
+
+class Lean(Tape):
+    """Needs a hundred bytes."""
+
+    def memory(self, *_: object) -> int:
+        return 100
+
+
+@pytest.mark.parametrize(("need", "of_many"), [(400, "Fast"), (401, "Lean")])
+def test_for_many_losses_a_faster_adjoint_may_need_four_times_the_memory_of_the_leanest(
+    need: int, of_many: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Fast, "bytes_needed", need)
+    monkeypatch.setitem(unroll.__globals__, "ADJOINTS", {"fast": Fast, "lean": Lean})
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10_000))
+    unroll.__globals__["_log_once"].cache_clear()
+    problem = mp.mlp()
+    settings = {"optimizer": ADAM, "steps": 2}
+    with caplog.at_level("INFO"):
+        engine.gradients(lambda theta: [mp.outer_loss(theta)], *problem.arguments, **settings)
+        unroll(*problem.arguments, **settings)
+    chosen = [record.message.partition("(")[0] for record in caplog.records]
+    assert chosen == [f"adjoint={of_many}", "adjoint=Fast"], "the bound is for many losses alone"
+
+
 @pytest.mark.parametrize("adjoint", [Tape(), Checkpoint(), Reversible()], ids=repr)
 def test_parts_of_a_loss_take_the_memory_of_one(adjoint: Adjoint) -> None:
     """Two graphs of eight: a part's, and its derivative's."""
-    inputs, w = (
-        tuple(torch.randn(8, 256, 32, requires_grad=True)),
-        {"w": torch.randn(32, 256, requires_grad=True)},
-    )
+    inputs = tuple(torch.randn(8, 256, 32, requires_grad=True))
+    w = {"w": torch.randn(32, 256, requires_grad=True)}
 
     def parts(params: dict[str, Tensor], inputs: tuple[Tensor, ...], step: int) -> Iterator[Tensor]:
         return (_loss(params, (x,), step) for x in inputs)

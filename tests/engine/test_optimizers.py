@@ -74,7 +74,8 @@ def test_forward_equals_the_torch_twin(name: str) -> None:
 
 def test_groups_and_clipping_equal_those_of_torch() -> None:
     """In unclipped steps, too. `rtol`: torch has the norm of each tensor first."""
-    problem, largest = mp.mlp(), 1.2
+    problem = mp.mlp()
+    largest = 1.2
     optimizer = InnerAdamW(
         lr=0.05, weight_decay=0.5, no_decay=("bias", "dead"), max_grad_norm=largest
     )
@@ -110,7 +111,8 @@ def pullbacks(
     through `step`.
     """
     *past, g = gradients
-    t, before = len(gradients), optimizer.init(w)
+    t = len(gradients)
+    before = optimizer.init(w)
     for earlier, gradient in enumerate(past, 1):
         before = optimizer.step(before, gradient, earlier, optimizer.rate(earlier))
     cotangent = tuple(x.clone() for x in after)
@@ -160,7 +162,8 @@ def test_damping_is_a_larger_epsilon_of_the_reverse_step_alone(kind: type[InnerA
     w, g, *cotangent = torch.randn(
         5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
-    damped, other = kind(lr=0.1, eps=1e-3, damping=0.5), kind(lr=0.1, eps=0.501)
+    damped = kind(lr=0.1, eps=1e-3, damping=0.5)
+    other = kind(lr=0.1, eps=0.501)
     state = kind(lr=0.1, eps=1e-3).step(damped.init(w), g, 1, 0.1)
     for a, b in zip(damped.step(damped.init(w), g, 1, 0.1), state, strict=True):
         assert torch.equal(a, b)
@@ -179,7 +182,8 @@ def test_zero_and_vanishing_gradients_leave_derivatives_finite(dtype: torch.dtyp
     g = torch.tensor(
         [0.0, 1e-30, 1e-18, 1.0], dtype=dtype
     )  # in float32 the square of the second underflows to 0
-    w, ones = torch.ones_like(g), torch.ones_like(g)
+    w = torch.ones_like(g)
+    ones = torch.ones_like(g)
     found, expected = pullbacks(InnerAdam(lr=0.1), w, [g, g], (ones, ones, ones))
     assert all(x.isfinite().all() for x in (*found, *expected))
     torch.testing.assert_close(found[0], expected[0])
@@ -198,7 +202,8 @@ def test_the_norm_of_millions_of_numbers_is_right() -> None:
 
 
 def test_a_gradient_of_zero_is_clipped_to_zero() -> None:
-    optimizer, g = InnerSGD(lr=0.1, max_grad_norm=1e-7), (torch.zeros(3),)
+    optimizer = InnerSGD(lr=0.1, max_grad_norm=1e-7)
+    g = (torch.zeros(3),)
     assert not optimizer.clip(g)[0].any()
     assert bool(optimizer.clip_pullback(g, (torch.ones(3),))[0].isfinite().all())
 

@@ -34,7 +34,8 @@ def test_reversal_of_many_steps_ends_at_the_start() -> None:
 
 
 def test_a_gradient_that_cannot_be_reproduced_is_an_error() -> None:
-    problem, calls = mp.mlp(), 0
+    problem = mp.mlp()
+    calls = 0
 
     def noisy(params: dict, inputs: tuple, step: int) -> Tensor:
         nonlocal calls
@@ -73,7 +74,8 @@ def test_kernels_that_do_not_give_the_same_bits_again_are_met_at_the_start(
     monkeypatch, caplog
 ) -> None:
     monkeypatch.setattr(reversible, "Bounds", lambda wait: Bounds(False))
-    problem, calls = mp.mlp(), 0
+    problem = mp.mlp()
+    calls = 0
 
     def noisy(params: dict, inputs: tuple, step: int) -> Tensor:
         nonlocal calls
@@ -119,7 +121,8 @@ class PlainDescent(InnerOptimizer):
     """An optimizer of a user's own, without what integers need."""
 
     fields = 1
-    lr, lr_schedule = 0.1, None
+    lr = 0.1
+    lr_schedule = None
 
     def init(self, w: Tensor) -> State:
         return (w,)
@@ -161,7 +164,8 @@ def test_a_training_that_leaves_the_finite_numbers_is_nan_as_with_others(
 
     found = []
     for adjoint in (Direct(), Tape(), Reversible()):
-        w, x = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+        w = torch.ones(2, requires_grad=True)
+        x = torch.ones(2, requires_grad=True)
         start = torch.where(torch.tensor([lost_at == 0, False]), torch.nan, w)
         theta = unroll(
             loss,

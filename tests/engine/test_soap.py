@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 from farzi_hf.engine import InnerAdamW, InnerSoap, Soap, Tape, gradients, train, unroll
 
-BETAS, EPS, DECAY, LR = (0.8, 0.9), 1e-3, 0.1, 0.03
+BETAS = (0.8, 0.9)
+EPS = 1e-3
+DECAY = 0.1
+LR = 0.03
 SOAP = InnerSoap(LR, BETAS, EPS, weight_decay=DECAY, no_decay=("0.bias", "2.bias"))
 SOAP_PLAIN = InnerSoap(0.01)
 
@@ -21,10 +24,8 @@ def problem() -> tuple:
     """Two layers, one wide and one tall; the loss has the step in it."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(9, 4), nn.Tanh(), nn.Linear(4, 7)).double()
-    inputs, targets = (
-        torch.randn(40, 32, 9).double() * torch.linspace(0.1, 3, 9).double(),
-        torch.randn(40, 32, 7).double(),
-    )
+    inputs = torch.randn(40, 32, 9).double() * torch.linspace(0.1, 3, 9).double()
+    targets = torch.randn(40, 32, 7).double()
 
     def loss(params: dict[str, Tensor], _: tuple, step: int) -> Tensor:
         return (
@@ -38,7 +39,9 @@ def problem() -> tuple:
 
 def plain_soap(gradients: list[Tensor], w: Tensor, sides: list[int]) -> Tensor:
     """The equations of `InnerSoap`, with no flat buffers; only these sides are turned."""
-    (b1, b2), m, v = BETAS, torch.zeros_like(w), torch.zeros_like(w)
+    b1, b2 = BETAS
+    m = torch.zeros_like(w)
+    v = torch.zeros_like(w)
     q = [torch.eye(n).to(w) for n in w.shape]
     c = [torch.zeros(n, n).to(w) for n in w.shape]
     for t, g in enumerate(gradients, 1):
@@ -49,7 +52,8 @@ def plain_soap(gradients: list[Tensor], w: Tensor, sides: list[int]) -> Tensor:
                 q[side] = torch.linalg.qr(
                     c[side] @ q[side] + 0.1 * c[side].trace() / len(x) * q[side]
                 )[0]
-        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * (q[0].T @ g @ q[1]) ** 2
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * (q[0].T @ g @ q[1]) ** 2
         move = (q[0].T @ m @ q[1] / (1 - b1**t)) / ((v / (1 - b2**t)).sqrt() + EPS)
         w = (1 - LR * DECAY) * w - LR * q[0] @ move @ q[1].T
     return w
@@ -60,7 +64,8 @@ def plain_soap(gradients: list[Tensor], w: Tensor, sides: list[int]) -> Tensor:
 )
 def test_a_step_is_that_of_the_equations(shape, sides):
     torch.manual_seed(0)
-    w, scale = torch.randn(shape).double(), torch.linspace(0.1, 3, shape[1]).double()
+    w = torch.randn(shape).double()
+    scale = torch.linspace(0.1, 3, shape[1]).double()
     gradients = [torch.randn(shape).double() * scale for _ in range(25)]
     [own] = (
         InnerSoap(LR, BETAS, EPS, weight_decay=DECAY)
@@ -135,7 +140,8 @@ def test_the_inner_loop_goes_on_and_is_that_of_the_torch_optimizer():
         loss(dict(model.named_parameters()), (), step).backward()
         optimizer.step()
         if step == 15:  # stopped, and resumed
-            kept, optimizer = copy.deepcopy(optimizer.state_dict()), Soap(groups, LR)
+            kept = copy.deepcopy(optimizer.state_dict())
+            optimizer = Soap(groups, LR)
             optimizer.load_state_dict(kept)
         if step == 20:  # pickled, as `copy` does it
             optimizer = copy.copy(optimizer)
@@ -149,11 +155,9 @@ def test_rounding_does_not_choose_the_coordinates():
     rounding.
     """
     torch.manual_seed(0)
-    w, mix, rows = (
-        torch.randn(30, 8).double(),
-        torch.randn(2, 8).double(),
-        torch.randn(30, 2).double(),
-    )
+    w = torch.randn(30, 8).double()
+    mix = torch.randn(2, 8).double()
+    rows = torch.randn(30, 2).double()
     target = torch.randn(30, 8).double()
 
     def loss(params: dict[str, Tensor], _: tuple, step: int) -> Tensor:
@@ -215,7 +219,8 @@ def test_the_torch_optimizer_goes_on_in_half_precision_and_with_a_rate_of_zero()
         again = Soap([p], 0.1)
         again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         optimizer = again
-    before, optimizer.param_groups[0]["lr"] = p.detach().clone(), 0.0
+    before = p.detach().clone()
+    optimizer.param_groups[0]["lr"] = 0.0
     optimizer.step()
     assert torch.equal(p, before)
     with pytest.raises(ValueError, match="betas must be two numbers"):

@@ -37,11 +37,10 @@ def test_plain_tensors_train_unless_some_other_requires_grad() -> None:
         theta = unroll(inner_loss, params, (torch.ones(2),), optimizer=ADAM, steps=1)
         return {name for name in params if theta[name] is not params[name]}
 
-    plain, leaf = torch.ones(2), torch.ones(2, requires_grad=True)
-    parameter, frozen = (
-        nn.Parameter(torch.ones(2)),
-        nn.Parameter(torch.ones(2), requires_grad=False),
-    )
+    plain = torch.ones(2)
+    leaf = torch.ones(2, requires_grad=True)
+    parameter = nn.Parameter(torch.ones(2))
+    frozen = nn.Parameter(torch.ones(2), requires_grad=False)
     assert moved(a=plain, b=plain) == {"a", "b"}
     assert moved(a=plain, b=leaf) == {"b"}
     assert moved(a=plain, b=parameter) == {"b"}
@@ -76,7 +75,8 @@ def test_second_derivatives_are_refused_by_recordings_and_given_by_direct(adjoin
 
 @every_adjoint
 def test_backward_twice_over_a_retained_graph_also_after_an_interrupt(adjoint: Adjoint) -> None:
-    problem, stop = mp.mlp(), []
+    problem = mp.mlp()
+    stop = []
 
     def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
         if stop:
@@ -110,7 +110,8 @@ def test_overwriting_what_the_backward_pass_needs_is_an_error(victim: str) -> No
 
 @every_adjoint
 def test_bf16_autocast_covers_the_loss_forward_and_backward(adjoint: Adjoint) -> None:
-    problem, dtypes = mp.mlp(torch.float32), []
+    problem = mp.mlp(torch.float32)
+    dtypes = []
 
     def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
         dtypes.append((inputs[0] @ params["in"]).dtype)
@@ -131,7 +132,9 @@ def test_bf16_autocast_covers_the_loss_forward_and_backward(adjoint: Adjoint) ->
     ("adjoint", "evaluations"), [(Tape(), 24), (Checkpoint(), 32), (Reversible(), 24)]
 )
 def test_recordings_keep_one_graph_at_a_time(adjoint: Adjoint, evaluations: int) -> None:
-    problem, alive, most = mp.gpt2(), [], 0
+    problem = mp.gpt2()
+    alive = []
+    most = 0
 
     def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
         nonlocal most
@@ -230,7 +233,11 @@ def test_tensors_without_elements_and_counts_of_numpy_are_fine(adjoint: Adjoint)
         "w": torch.ones(2, requires_grad=True),
         "none": torch.zeros(0, dtype=torch.float64, requires_grad=True),
     }
-    x, loss = torch.ones(2, requires_grad=True), lambda p, i, s: (p["w"] * i[0]).square().sum()
+    x = torch.ones(2, requires_grad=True)
+
+    def loss(params: dict, inputs: tuple, step: int) -> Tensor:
+        return (params["w"] * inputs[0]).square().sum()
+
     theta = unroll(loss, params, (x,), optimizer=ADAM, steps=np.int64(3), adjoint=adjoint)
     assert theta["none"].shape == (0,)
     assert torch.autograd.grad(theta["w"].sum(), x)[0].all()

@@ -31,7 +31,8 @@ from farzi_hf.models import (
 from farzi_hf.models.base import check_fields
 from farzi_hf.models.fmlp import _CausalFilter
 
-NUM_ITEMS, LENGTH = 11, 6
+NUM_ITEMS = 11
+LENGTH = 6
 V = NUM_ITEMS + 1
 RECOMMENDERS = {"sasrec": SASRecForNextItem, "gru4rec": GRU4RecForNextItem, "fmlp": FMLPForNextItem}
 MODELS = {**RECOMMENDERS, "farzi_rnn": RNNForCausalLM}
@@ -85,7 +86,8 @@ def test_auto_classes_build_it_and_it_survives_a_folder_and_further_entries(kind
 
 @of_each_model
 def test_initial_weights_depend_on_the_seed_alone(kind):
-    first, second = tiny(kind), tiny(kind)
+    first = tiny(kind)
+    second = tiny(kind)
     assert all(
         torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
     )
@@ -96,7 +98,8 @@ def test_initial_weights_depend_on_the_seed_alone(kind):
 
 @of_each_model
 def test_no_position_sees_the_future(kind):
-    model, ids = tiny(kind, num_hidden_layers=2), items()
+    model = tiny(kind, num_hidden_layers=2)
+    ids = items()
     logits = model(ids).logits
     assert logits.shape == (3, LENGTH, V)
     assert torch.equal(model(inputs_embeds=model.get_input_embeddings()(ids)).logits, logits)
@@ -111,7 +114,8 @@ def test_no_position_sees_the_future(kind):
 @of_each_model
 def test_padding_has_no_influence(kind):
     """Not on other positions, whatever stands there; not on the loss; not on a gradient."""
-    model, ids = tiny(kind), items()
+    model = tiny(kind)
+    ids = items()
     batch = SequenceCollator(0)(
         [{"input_ids": ids[0, :4].tolist()}, {"input_ids": ids[1].tolist()}]
     )
@@ -131,7 +135,8 @@ def test_padding_has_no_influence(kind):
 
 @of_each_model
 def test_the_loss_is_that_of_the_next_entry_and_soft_labels_cost_what_their_ids_cost(kind):
-    model, ids = tiny(kind), items()
+    model = tiny(kind)
+    ids = items()
     hard = model(ids, labels=ids)
     torch.testing.assert_close(
         hard.loss, F.cross_entropy(hard.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
@@ -186,7 +191,8 @@ def test_the_filter_is_the_product_of_spectra_over_twice_the_length():
 
 @of_each_recommender
 def test_recommendations_are_the_best_scores_after_the_history(kind):
-    model, histories = tiny(kind), [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 1]]
+    model = tiny(kind)
+    histories = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 1]]
     model.train()
     everything = model.recommend(histories, NUM_ITEMS, exclude_seen=False)
     assert model.training

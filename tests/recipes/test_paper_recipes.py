@@ -181,9 +181,12 @@ def test_make_runs_recipes_that_there_are_on_data_sets_that_they_know():
 @pytest.mark.parametrize(
     ("dataset", "metric", "counted"),
     [
-        ("sample", "perplexity", ["unigram", "interpolated bigram"]),
+        ("sample", "perplexity", ["unigram", "interpolated bigram", "Kneser-Ney 3-gram, counted"]),
         pytest.param(
-            "sample_interactions", "hr@100", ["popularity", "item bigram"], marks=pytest.mark.slow
+            "sample_interactions",
+            "hr@100",
+            ["popularity", "item bigram", "rules of sequences, counted"],
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -374,6 +377,7 @@ def test_cold_start(tmp_path):
         "full data, long",
         "popularity",
         "item bigram",
+        "rules of sequences, counted",
     ]
     strata = json.loads((tmp_path / "card" / "strata.json").read_text(encoding="utf-8"))
     users = 2 * USERS // 10  # two splits

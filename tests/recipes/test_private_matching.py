@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from private_matching import PrivateMatching, clipped_sum, register
-from tiny_models import LENGTH, V, config_of, tiny_model, tiny_summary
+from tiny_models import LENGTH, PAPER, V, config_of, tiny_model, tiny_summary
 from tiny_trainer import SETTINGS, tensors, tiny_trainer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -37,7 +37,7 @@ def private(noise: float = SIGMA, norm: float = C, key: int = 11) -> PrivateMatc
     rows = np.random.default_rng(0).integers(4, V, (N, LENGTH)).tolist()
     real = RealData(Dataset.from_dict({"input_ids": rows}), SequenceCollator(), "cpu")
     matching = MetaMatching(
-        SyntheticTraining(InnerAdam(0.02, eps=1e-3), 1.0, 2), steps=3, steps_min=3
+        SyntheticTraining(InnerAdam(0.02, eps=1e-3), PAPER, 2), steps=3, steps_min=3
     )
     return PrivateMatching(matching, real, B, noise, 1e-3, norm, key=key)
 

@@ -159,6 +159,7 @@ def test_a_run_leaves_a_table_and_plots(finished_text):
         "head (longest)",
         "unigram",
         "interpolated bigram",
+        "Kneser-Ney 3-gram, counted",
     ]
     metrics = json.loads((output / "summary" / "metrics.json").read_text())
     assert [row["method"] for row in metrics["table"]] == methods
@@ -171,8 +172,9 @@ def test_a_run_leaves_a_table_and_plots(finished_text):
     assert metrics["distillation_seconds"] > 0
     assert (metrics["table"][3]["steps"], metrics["table"][3]["students"]) == (4, 2)
     assert (
-        f"{metrics['data_bytes']:,} bytes; {metrics['data_bytes_after_xz']:,} bytes after xz -9"
-        in (output / "summary" / "README.md").read_text()
+        f"{metrics['data_bytes']:,} bytes as an entropy coder stores them,"
+        f" {metrics['data_bytes_flat']:,} in flat bits; {metrics['data_bytes_after_xz']:,} bytes"
+        " after xz -9" in (output / "summary" / "README.md").read_text()
     )
     for name in ("distillation", "comparison", "tokens"):
         ours, published = (output / place / "plots" / f"{name}.png" for place in (".", "summary"))
@@ -192,7 +194,9 @@ def test_a_run_leaves_a_summary_that_loads_with_its_recipe(finished_text, tmp_pa
         types, ptb.CONFIG, ["--config", str(output / "summary" / "recipe.yaml")]
     )
     recipe = {**settings.load().recipe([args.seed]), **args.to_recipe()}
-    assert recipe == yaml.safe_load((output / "recipe.yaml").read_text())
+    # That rows are shown belongs to the run alone.
+    of_the_run = yaml.safe_load((output / "recipe.yaml").read_text())
+    assert {**recipe, "show_rows": True} == of_the_run
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -239,7 +243,12 @@ def test_rows_of_a_summary_that_carries_its_teacher(tmp_path, small_data, inputs
     for steps, methods in (("0", started), ("1", moved)):
         ptb.main([*DEMO, *form, "--max_steps", steps, "--output_dir", str(tmp_path / steps)])
         table = read_csv(tmp_path / steps / "table.csv")
-        assert [row["method"] for row in table] == [*methods, "unigram", "interpolated bigram"]
+        assert [row["method"] for row in table] == [
+            *methods,
+            "unigram",
+            "interpolated bigram",
+            "Kneser-Ney 3-gram, counted",
+        ]
         nbytes = str(FarziData.from_pretrained(tmp_path / steps / "summary").nbytes)
         assert {row["bytes"] for row in table if row["method"] in (methods[0], *methods[-2:])} == {
             nbytes

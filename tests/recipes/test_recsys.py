@@ -35,6 +35,7 @@ def test_a_run_over_two_splits_leaves_one_table(finished_items):
         "head (longest)",
         "popularity",
         "item bigram",
+        "rules of sequences, counted",
     ]
     table = (finished_items.output / "table.md").read_text()
     assert table.partition("\n\n")[0] in finished_items.printed

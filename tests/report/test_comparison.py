@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -78,17 +79,30 @@ def test_text_students_are_measured_as_the_trainer_does_and_subsets_have_their_s
 
 @pytest.mark.parametrize("storage", ["exact", "int5"])
 def test_real_data_have_the_bytes_of_their_ids_however_the_summary_is_stored(started, storage):
-    """54 entries need six bits. xz finds more, but repetitions most of all."""
+    """54 entries need six bits each, and half of that where their entropy is coded."""
     _, c = started(*TEXT)
     c.farzi.store_as(storage)
     rows = c.splits["train"]
     tokens = len(flatten_sequences(rows)[0])
-    assert c.nbytes(rows) == math.ceil(tokens * 6 / 8)
-    assert 0.2 * c.nbytes(rows) < c.compressed_nbytes(rows) < c.nbytes(rows)
+    stored = c.stored_bytes(rows)
+    assert stored.flat == c.token_bytes(tokens) == math.ceil(tokens * 6 / 8)
+    assert c.nbytes(rows) == stored.coded < 0.6 * stored.flat
+    assert stored.coded < stored.xz < stored.flat
     twice = concatenate_datasets([rows, rows])
-    assert c.compressed_nbytes(twice) < 1.1 * c.compressed_nbytes(rows)
-    drawn, more = c.draw_bytes(0), flatten_sequences(c.draw_bytes(0))[1][-1]
-    assert c.farzi.nbytes - 1 <= c.nbytes(drawn) <= c.farzi.nbytes + math.ceil(more * 6 / 8)
+    assert c.nbytes(twice) < 1.1 * c.stored_bytes(rows).xz  # repetitions are for xz
+
+
+@pytest.mark.parametrize("nbytes", [100, 300, 10**6])
+def test_random_data_of_the_bytes_of_a_summary_are_coded_too(started, nbytes):
+    _, c = started(*TEXT)
+    c = replace(c, farzi=SimpleNamespace(nbytes=nbytes))
+    drawn = c.draw_bytes(0)
+    if nbytes == 10**6:  # there are no more
+        assert len(drawn) == len(c.splits["train"])
+    else:
+        row = 12  # bytes of one more row
+        assert 0.98 * nbytes - row < c.nbytes(drawn) < 1.02 * nbytes + row
+        assert c.stored_bytes(drawn).flat > 1.1 * nbytes
 
 
 @pytest.mark.parametrize("data", [TEXT, ITEMS], ids=["text", "items"])

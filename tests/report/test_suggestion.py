@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -153,6 +156,89 @@ def test_a_search_that_dies_in_a_training_goes_on_in_it(text, tmp_path, monkeypa
         if trial.name.startswith("teacher")
     )
     assert not [*(tmp_path / "dies").glob("*.safetensors")]
+
+
+def damaged(folder, name):
+    """The only file of that name in the folders of trials, with a flipped bit."""
+    path = next(path for path in sorted(folder.rglob(name)))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "farzi.safetensors"])
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_model_that_is_gone_or_damaged_is_made_again(text, tmp_path, name, gone):
+    """A flipped bit in a teacher made another summary, without a word; a folder that was gone ended
+    in a traceback.
+    """
+    first = search(text, tmp_path / "trials", learner=GPT2).run()
+    folder = damaged(tmp_path / "trials", name).parent
+    if gone:
+        shutil.rmtree(folder)
+    lines = []
+    second = search(text, tmp_path / "trials", lines, learner=GPT2).run()
+    said = "is gone" if gone else rf"is damaged \({name} has changed\)"
+    assert [line for line in lines if re.search(rf"{folder.name} {said}: this trial", line)]
+    assert second.summary.fingerprint() == first.summary.fingerprint()
+    assert [trial.error for trial in second.trials] == [trial.error for trial in first.trials]
+    search(text, tmp_path / "trials", third := [], learner=GPT2).run()
+    assert not [line for line in third if "again" in line]
+
+
+def test_files_of_others_in_the_folder_of_a_trial_are_not_removed(text, tmp_path):
+    """One could be an adapter, which transformers would load."""
+    search(text, tmp_path / "trials", learner=GPT2).run()
+    folder = damaged(tmp_path / "trials", "model.safetensors").parent
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(
+        ValueError, match=r"is not as this search has left it \(.*, adapter_config.json was added"
+    ):
+        search(text, tmp_path / "trials", learner=GPT2).run()
+    assert (folder / "adapter_config.json").exists()
+
+
+def test_damaged_results_of_trials_are_one_line(text, tmp_path):
+    """A digit of an error chose another teacher."""
+    search(text, tmp_path / "trials", learner=GPT2).run()
+    path = tmp_path / "trials" / "trials.json"
+    content = path.read_text(encoding="utf-8")
+    path.write_text(content.replace('"error": ', '"error": 1', 1), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"trials.json' cannot be used \(its content has another"):
+        search(text, tmp_path / "trials", learner=GPT2).run()
+
+
+def test_trials_of_an_older_version_are_used_with_a_warning(text, tmp_path, monkeypatch, caplog):
+    first = search(text, tmp_path / "trials", learner=GPT2).run()
+    path = tmp_path / "trials" / "trials.json"
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    del kept["sha256"]
+    for trial in kept["trials"].values():
+        del trial["files"]
+    path.write_text(json.dumps(kept), encoding="utf-8")
+    monkeypatch.setattr(Search, "trainer", None)
+    second = search(text, tmp_path / "trials", learner=GPT2).run()
+    assert second.summary.fingerprint() == first.summary.fingerprint()
+    assert [message for message in caplog.messages if "has no checksum" in message] == [
+        f"{path} has no checksum, because an older version wrote it: it is used unchecked."
+    ]
+
+
+def test_a_training_of_other_settings_is_not_gone_on_with(text, tmp_path, monkeypatch):
+    """Its state had the same name."""
+    folders, keep = (tmp_path / "one", tmp_path / "two"), TeacherTraining._keep
+
+    def dies(self, *state):
+        keep(self, *state)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TeacherTraining, "_keep", dies)
+        with pytest.raises(KeyboardInterrupt):
+            search(text, folders[0], learner=GPT2).run()
+    one, two = (search(text, folder, learner=GPT2, seed=1).run() for folder in folders)
+    assert one.summary.fingerprint() == two.summary.fingerprint()
 
 
 @pytest.mark.parametrize(
@@ -464,7 +550,7 @@ def test_histories_of_one_item_are_no_obstacle(tmp_path):
     counted = task.counted(
         splits["train"], splits["validation"], splits["test"], len(interactions.vocabulary)
     )
-    assert set(counted) == {"popularity", "item bigram"}
+    assert set(counted) == {"popularity", "item bigram", "rules of sequences, counted"}
 
 
 def test_two_searches_do_not_write_to_one_folder(text, tmp_path, monkeypatch):

@@ -186,3 +186,32 @@ def test_a_strangers_recipe_chooses_neither_tokenizer_nor_files(folder):
     with pytest.raises(ValueError, match="vocabulary"):
         TaskData.of_summary(farzi, str(folder), tokenizer=str(folder / "other"))
     assert isinstance(text.splits(0), DatasetDict)
+
+
+# -- licences --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dataset", "licence", "message"),
+    [
+        ("ptb", None, r"show_rows=True with licence='other'"),
+        ("ml-100k", None, r"show_rows=True with licence='other'"),
+        ("inter.csv", None, r"show_rows=True with licence=None.*such as cc-by-4.0"),
+        ("inter.csv", "proprietary", r"show_rows=True with licence='proprietary'"),
+        ("ptb", "mit", r"licence='mit': that of ptb is 'other'; leave it out"),
+    ],
+)
+def test_rows_are_not_shown_where_no_licence_allows_it(folder, dataset, licence, message):
+    place = {"data_dir": str(folder)} if dataset == "inter.csv" else {}
+    with pytest.raises(ValueError, match=message):
+        RunSettings(dataset=dataset, licence=licence, show_rows=True, **place)
+
+
+def test_a_licence_belongs_to_a_run_and_not_to_what_a_summary_is_made_of(folder):
+    assert RunSettings(dataset="sample", show_rows=True).licence == "apache-2.0"
+    assert RunSettings(dataset="ptb").load().of_the_run == {}
+    settings = RunSettings(dataset=str(folder / "inter.csv"), licence="odbl", show_rows=True)
+    data = settings.load()
+    given = {"data_dir": str(folder), "licence": "odbl", "show_rows": True}
+    assert data.of_the_run == given
+    assert not given.keys() & data.recipe([0]).keys()

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from datasets import Dataset, DatasetDict
 from tiny_trainer import tiny_trainer
 
-from farzi_hf.report.comparison import Measured, pooled_row
+from farzi_hf.report.comparison import Comparison, Measured, pooled_row
 from farzi_hf.report.verdict import FULL, LONG, Verdict, compare
 from farzi_hf.tasks import LanguageModeling, Recommendation
 
@@ -65,7 +66,10 @@ def test_full_data_that_diverged_are_not_the_better_ones():
     ("changes", "reason"),
     [
         ({"ours": 80.0}, "its student has 62 % of the quality of full data"),
-        ({"ours": 52.0, "bigram": 51.0}, "the counted model 'interpolated bigram' is as good"),
+        (
+            {"ours": 52.0, "bigram": 51.0},
+            "the counted model 'interpolated bigram' is 2 % better (perplexity 52.3) and needs no",
+        ),
         ({"nbytes": 200_000, "seconds": 60.0}, "it is 2.0 times as large as the data"),
         (
             {"ours": 80.0, "nbytes": 2_000_000, "seconds": 90.0},
@@ -80,6 +84,70 @@ def test_what_speaks_against_it_is_said(changes, reason):
     assert not found.worth
     assert str(found).startswith("Not worth it, because ")
     assert reason in found.summary
+
+
+def test_a_student_has_to_beat_counting_beyond_the_interval():
+    """Or to be as good with clearly fewer bytes to keep."""
+    sentences = np.random.default_rng(1).normal(1, 0.05, 50)
+
+    def beside(factor: float, nbytes: int) -> Verdict:
+        rows = [measured("Farzi", 50.0, 1000, 10.0), measured(LONG, 50, 10**5, 100.0)]
+        noisy = rows[0].students[0].copy()
+        noisy[:, 0, 0] *= factor * sentences / sentences.mean()
+        counted = Measured("Kneser-Ney 3-gram, counted", [noisy], nbytes, seconds=2.0)
+        return Verdict.of(COMPARISON, [*rows, counted])
+
+    clear, unclear, worse = (beside(factor, 1100) for factor in (1.1, 1.005, 0.95))
+    assert clear.worth
+    assert clear.facts["counted_share_interval"][0] > 1
+    assert not unclear.worth
+    assert unclear.facts["counted_share"] > 1 > unclear.facts["counted_share_interval"][0]
+    assert "is as good within the interval" in unclear.summary
+    assert "and takes 2.0 s" in unclear.summary
+    assert not worse.worth
+    assert "% better" in worse.summary
+    assert beside(1.005, 2000).worth  # half of the bytes, at no loss
+    assert not beside(0.95, 2000).worth
+
+
+def test_a_student_of_text_that_an_ngram_wrote_is_never_worth_it(tmp_path, sequences, tokenizer):
+    """It is better than a bigram, which a verdict was once content with, and counting longer
+    n-grams is better still.
+    """
+    splits = written_by_trigrams(rows=1500, length=24)
+    rows = {"num_sequences": 16, "synthetic_batch_size": 16, "sequence_length": 24}
+    settings = {**rows, "inner_learning_rate": 0.01, "max_steps": 0}
+    trainer = tiny_trainer(tmp_path / "out", splits, tokenizer, **settings)
+    c = Comparison.of_trainer(trainer, splits, num_students=1)
+    student = c.statistics(c.real_student(splits["train"], 500, 0), splits["test"])
+    counted = c.counted()
+    share = {part.method: c.task.share([[student]], [part.students]) for part in counted}
+    assert share["interpolated bigram"] > 1
+    assert share["Kneser-Ney 3-gram, counted"] < 1
+    rows = [
+        Measured("Farzi", [student], 100, 500, 1.0),
+        Measured(LONG, [student], 10_000, 5000, 10.0),
+    ]
+    found = Verdict.of(c, [*rows, *counted])
+    assert not found.worth
+    assert "the counted model 'Kneser-Ney 3-gram, counted' is" in found.summary
+    assert Verdict.of(c, [*rows, *counted[:-1]]).worth  # without that row it would be
+
+
+def written_by_trigrams(rows: int, length: int) -> DatasetDict:
+    """Rows of eight tokens, each drawn by the two before it, which say as much as each other."""
+    generator = np.random.default_rng(0)
+    before, last = generator.normal(size=(2, 8, 8))
+    weights = np.exp(before[:, None] + last[None])
+    cumulative = (weights / weights.sum(-1, keepdims=True)).cumsum(-1)
+    ids = generator.integers(0, 8, (rows, length))
+    for place in range(2, length):
+        shares = cumulative[ids[:, place - 2], ids[:, place - 1]]
+        ids[:, place] = (shares < generator.random((rows, 1))).sum(1).clip(max=7)
+    ids += 4  # after the special tokens
+    part = rows // 10
+    parts = {"train": ids[2 * part :], "validation": ids[:part], "test": ids[part : 2 * part]}
+    return DatasetDict({name: Dataset.from_dict({"input_ids": x}) for name, x in parts.items()})
 
 
 def test_a_larger_summary_may_be_worth_its_time():
@@ -116,6 +184,7 @@ def test_compare_answers_for_a_trainer_in_python(tmp_path, sequences, tokenizer)
         LONG,
         "unigram",
         "interpolated bigram",
+        "Kneser-Ney 3-gram, counted",
         "random, same sequences",
     ]
     assert found.verdict.worth == str(found.verdict).startswith("Worth it")

@@ -518,10 +518,10 @@ def test_the_beginning_is_that_of_the_rows(inputs, count):
     farzi = carried(inputs=inputs, num_sequences=400)
     rows = farzi.materialize(count)
     some = farzi.beginning(count, 4)
-    assert torch.equal(some.input_ids, rows.input_ids[:, :4])
+    assert torch.equal(some.tensors["input_ids"], rows.tensors["input_ids"][:, :4])
     every = torch.arange(count)
     torch.testing.assert_close(some(every), rows(every)[:, :4], atol=1e-5, rtol=1e-4)
-    assert farzi.beginning(1000, 1000).input_ids.shape == (400, LENGTH)
+    assert farzi.beginning(1000, 1000).tensors["input_ids"].shape == (400, LENGTH)
 
 
 def test_the_beginning_of_written_rows_is_all_that_is_written(monkeypatch):

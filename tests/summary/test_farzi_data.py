@@ -12,6 +12,7 @@ from live_bytes import LiveBytes
 from tiny_artefacts import WORDS, tiny, word_tokenizer
 
 from farzi_hf.summary import FarziData, FarziDataConfig, reading, soft_tokens
+from farzi_hf.summary.forms import Forms
 
 INNER = {"optimizer": "adam", "lr": 0.01, "eps": 1e-4, "betas": (0.9, 0.999), "steps": 300}
 
@@ -201,13 +202,14 @@ def test_decode_names_tokens_where_there_is_a_vocabulary():
 @pytest.mark.parametrize("form", [{}, {"inputs": "tokens", "labels": "own", "label_dim": 2}])
 def test_the_contents_decode_a_few_sequences_at_a_time(form, monkeypatch):
     farzi, read = tiny(**form), []
-    whole, decode = farzi.decode(5), reading.decode
+    whole, decode = farzi.decode(5), Forms.decode
 
-    def noted(tensors, *rest):
-        read.append(len(next(iter(tensors.values()))))
-        return decode(tensors, *rest)
+    def noted(forms, *arguments):
+        sequences = decode(forms, *arguments)
+        read.append(len(sequences))
+        return sequences
 
-    monkeypatch.setattr(reading, "decode", noted)
+    monkeypatch.setattr(Forms, "decode", noted)
     monkeypatch.setattr(reading, "_AT_ONCE", 3)
     decoded = farzi.contents().decoded
     assert (len(decoded), read) == (4, [])

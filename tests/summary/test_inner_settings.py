@@ -70,10 +70,9 @@ def test_a_student_is_the_learner_of_the_inner_loop(tmp_path, name, schedule, fo
     )
     model = tiny_model("gpt2")
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    training = SyntheticTraining(optimizer, farzi.config.tau, lr_scheduler_type=schedule, **warm)
+    training = SyntheticTraining(optimizer, farzi.forms, lr_scheduler_type=schedule, **warm)
     assert (
-        replace(SyntheticTraining.of(farzi.config.inner, farzi.config.tau), batch_size=None)
-        == training
+        replace(SyntheticTraining.of(farzi.config.inner, farzi.forms), batch_size=None) == training
     )
     learner = Learner(model)
     with torch.no_grad():
@@ -222,7 +221,7 @@ def test_the_beginning_of_a_training_has_the_rates_of_the_whole():
     torch.manual_seed(0)
     learner = Learner(tiny_model("gpt2"))
     farzi = FarziData(FarziDataConfig(4, LENGTH, 4, V, latent_std=1.0))
-    training = SyntheticTraining(InnerSGD(0.1), 1.0, lr_scheduler_type="linear")
+    training = SyntheticTraining(InnerSGD(0.1), farzi.forms, lr_scheduler_type="linear")
     start = learner.initial_parameters(0)
 
     def theta(steps: int, of_steps: int | None) -> torch.Tensor:

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from farzi_hf.metrics import bootstrap_interval, mean_and_spread
+from farzi_hf.tasks import Recommendation
+from farzi_hf.tasks.base import _module
+from farzi_hf.tasks.text import TokenMetrics
 
 
 def test_bootstrap_interval_is_as_wide_as_the_normal_one():
@@ -27,3 +30,41 @@ def test_mean_and_spread_of_students():
     assert mean_and_spread([{"auc": 0.25}]) == {"auc": 0.25, "auc_std": 0.0}
     diverged = mean_and_spread([{"perplexity": 9.0}, {"perplexity": math.inf}])
     assert (diverged["perplexity"], math.isnan(diverged["perplexity_std"])) == (math.inf, True)
+
+
+def ranks(*of_targets: float) -> np.ndarray:
+    """The statistics of one student: for each user the rank of the target, and an AUC."""
+    return np.array([[rank, 0.5] for rank in of_targets])
+
+
+MISSED = 500.0
+"""A rank beyond the hundred of HR@100."""
+
+
+def test_the_interval_of_a_share_lies_around_it():
+    task = Recommendation([str(i) for i in range(2000)])
+    hit = 3.0
+    ours = ranks(*[hit] * 15, *[MISSED] * 15)
+    share, (low, high) = task.ratio([[ours]], [[ranks(*[hit] * 30)]])
+    assert share == 0.5
+    assert (low, high) == bootstrap_interval((ours[:, 0] == hit).astype(float))
+    assert low < share < high
+
+
+def test_a_resample_in_which_nobody_hits_makes_a_share_0_at_least_and_infinite_at_most():
+    """One user of three is a hit of both: three resamples of ten are without this user."""
+    task = Recommendation([str(i) for i in range(2000)])
+    some = ranks(3.0, MISSED, MISSED)
+    assert task.ratio([[some]], [[some]]) == (1.0, (0.0, math.inf))
+    never = ranks(MISSED, MISSED, MISSED)
+    share, interval = task.ratio([[never]], [[never]])
+    assert all(math.isnan(x) for x in (share, *interval))
+
+
+def test_metrics_need_no_cache(tmp_path, monkeypatch):
+    """`evaluate` makes a folder there even where it keeps all in memory."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("evaluate.config.HF_METRICS_CACHE", str(tmp_path / "file" / "cache"))
+    module = _module.__wrapped__(TokenMetrics)
+    found = module.compute(predictions=[[[1.0, 1.0, 1.0], [3.0, 0.0, 1.0]]])
+    assert found["perplexity"] == pytest.approx(math.exp(2))

@@ -55,7 +55,8 @@ class MetaMatching(ConfigurableObjective):
     @classmethod
     def check(cls, config: Any) -> None:
         """T has a range, and a pool needs a window, and ages after its first window."""
-        steps, least = config.inner_steps, config.inner_steps_min
+        steps = config.inner_steps
+        least = config.inner_steps_min
         if least is not None and least > steps:
             raise ValueError(
                 f"inner_steps_min={least} is more than inner_steps={steps}; lower inner_steps_min"
@@ -70,8 +71,11 @@ class MetaMatching(ConfigurableObjective):
 
     @classmethod
     def from_config(cls, config: Any, parts: Parts) -> MetaMatching:
-        steps, least, pool = config.inner_steps, config.inner_steps_min or config.inner_steps, None
-        training, starts = parts.training, parts.starts(config)
+        steps = config.inner_steps
+        least = config.inner_steps_min or config.inner_steps
+        pool = None
+        training = parts.training
+        starts = parts.starts(config)
         if config.learner_pool is not None:
             seed = derive(config.seed, Purpose.POOL, config.process_index)
             pool = LearnerPool(training, config.learner_pool, least, steps, starts, seed)
@@ -135,9 +139,13 @@ class LearnerPool:
         starts: Starts,
         seed: int,
     ) -> None:
-        self.training, self.youngest, self.oldest = training, youngest, oldest
-        self.starts, self.seed = starts, seed
-        self._turn, self.window = 0, min(training.window or youngest, youngest)
+        self.training = training
+        self.youngest = youngest
+        self.oldest = oldest
+        self.starts = starts
+        self.seed = seed
+        self._turn = 0
+        self.window = min(training.window or youngest, youngest)
         self._generations = [0] * size  # how many learners have had each place before
         self._states: list[TrainingState | None] = [None] * size
 
@@ -145,7 +153,9 @@ class LearnerPool:
         """θ of the next learner after its next steps, differentiable in the tensors of
         the summary.
         """
-        place, start, steps = self._turn, self._states[self._turn], self.window
+        place = self._turn
+        start = self._states[self._turn]
+        steps = self.window
         self._turn = (place + 1) % len(self._states)
         if start is not None and start.step + 2 * self.window > self.oldest:
             self._retire(place)
@@ -192,10 +202,8 @@ class LearnerPool:
             self._generations[place], self._states[place] = generation, None
             if step >= 0:
                 seed = derive(self.seed, Purpose.POOL_LEARNER, place, generation)
-                start, optimizer = (
-                    self.starts(learner, seed, device),
-                    self.training.optimizer_for(learner, 1),
-                )
+                start = self.starts(learner, seed, device)
+                optimizer = self.training.optimizer_for(learner, 1)
                 self._states[place] = TrainingState.of_tensors(
                     str(place), tensors, start, optimizer, step
                 )

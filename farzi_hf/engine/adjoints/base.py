@@ -4,31 +4,40 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from farzi_hf.engine.inner_loop import (
-    Buffers,
-    GradientGraph,
-    InnerLoop,
-    Pulled,
-    States,
-    autocast,
-    leaves,
-    no_autocast,
-    weights,
-)
+from farzi_hf.engine.autocast import autocast, no_autocast
+from farzi_hf.engine.buffers import Buffers, States, input_leaves, leaves, nbytes, weights
+from farzi_hf.engine.inner_loop import Accumulators, Derivatives, GradientGraph, InnerLoop
 
 OuterLosses = Callable[[dict[str, Tensor]], Iterable[Tensor]]
 """`losses(theta_T)`: scalars, or a vector of them."""
-Gradients = tuple[list[Tensor], list[Buffers]]
-Reverse = Callable[..., Buffers]
-"""`reverse(t, before, after, graph=None)`, which is `InnerLoop.reverse` of one backward pass.
-Returns g_t.
-"""
+
+
+class Gradients(NamedTuple):
+    """Several outer losses of one training."""
+
+    losses: list[Tensor]
+    """Their values."""
+    derivatives: list[Buffers]
+    """Of each loss, in all that it was differentiated in."""
+
+
+class Reverse(Protocol):
+    """`InnerLoop.reverse` with the inputs and the outer losses of one backward pass."""
+
+    def __call__(
+        self,
+        t: int,
+        before: States,
+        after: Accumulators | None,
+        graph: GradientGraph | None = None,
+    ) -> Buffers:
+        """Take step t back; returns g_t, clipped."""
 
 
 class Adjoint(ABC):
@@ -66,8 +75,8 @@ class Adjoint(ABC):
         """The outer losses after the last step, and the derivatives of each in the inputs that
         require grad.
         """
-        theta, needed = self.run(loop, w, inputs), [x for x in inputs if x.requires_grad]
-        return _derivatives(loop, theta, losses, needed)
+        theta = self.run(loop, w, inputs)
+        return _differentiated(loop, theta, losses, [x for x in inputs if x.requires_grad])
 
 
 class RecordingAdjoint(Adjoint):
@@ -86,35 +95,42 @@ class RecordingAdjoint(Adjoint):
     def gradients(
         self, loop: InnerLoop, w: Buffers, inputs: Buffers, losses: OuterLosses
     ) -> Gradients:
-        states, record = _recorded(self, loop, (*w, *inputs))
-        final = leaves(weights(states))
-        values, dws = _derivatives(loop, final, losses, final)
-        del states, final  # their memory is needed on the way back
-        return values, [dx for _, dx in self.pull(loop, record, inputs, dws)]
+        states, record = self.train(loop, w, inputs)
+        theta = leaves(weights(states))
+        values, dws = _differentiated(loop, theta, losses, theta)
+        del states, theta  # their memory is needed on the way back
+        derivatives = self.pull(loop, record, inputs, dws)
+        return Gradients(values, [each.inputs for each in derivatives])
+
+    def train(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> tuple[States, Any]:
+        """The whole training from its start: the last states, and the record."""
+        states = loop.advance(loop.start(w), inputs, loop.undifferentiated)
+        return self.record(loop, states, inputs)
 
     def pull(
         self, loop: InnerLoop, record: Any, inputs: Buffers, dws: Sequence[Buffers]
-    ) -> list[Pulled]:
+    ) -> list[Derivatives]:
         """The derivatives of outer losses in the start and the inputs, from those in the parameters
         after the last step.
         """
-        inputs = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
+        inputs = input_leaves(inputs)
         needed = [x for x in inputs if x.requires_grad]
-        pulled = [  # no loss depends on the last accumulators
-            (
-                tuple(loop.optimizer.init(flat.clone()) for flat in dw),
-                tuple(map(torch.zeros_like, needed)),
-            )
-            for dw in dws
-        ]
+        derivatives = []
+        for dw in dws:
+            # The cotangents of the accumulators start at zero: no loss depends on the last ones.
+            states = tuple(loop.optimizer.init(flat.clone()) for flat in dw)
+            derivatives.append(Derivatives(states, tuple(map(torch.zeros_like, needed))))
 
         def reverse(
-            t: int, before: States, after: Any, graph: GradientGraph | None = None
+            t: int,
+            before: States,
+            after: Accumulators | None,
+            graph: GradientGraph | None = None,
         ) -> Buffers:
-            return loop.reverse(t, before, after, inputs, pulled, graph)
+            return loop.reverse(t, before, after, inputs, derivatives, graph)
 
         self.retrace(loop, record, inputs, reverse)
-        return pulled
+        return derivatives
 
     def memory(self, loop: InnerLoop, w: Buffers, inputs: Buffers, graph: int) -> int:
         """The peak memory in bytes beside the parameters and inputs themselves, roughly, of one
@@ -124,11 +140,11 @@ class RecordingAdjoint(Adjoint):
             graph: bytes of the graph of one gradient. While it is differentiated, there is about as
                 much again.
         """
-        cotangents = loop.optimizer.fields * nbytes(w) + nbytes(
-            tuple(x for x in inputs if x.requires_grad)
-        )
-        # 4 P for θ_0, dg, its product, and θ_T, which the caller has.
-        return 2 * graph + self.record_bytes(loop, w) + 4 * nbytes(w) + cotangents
+        needed = tuple(x for x in inputs if x.requires_grad)
+        derivatives = loop.optimizer.fields * nbytes(w) + nbytes(needed)
+        # θ_0, dg, its product, and θ_T, which the caller has.
+        parameters = 4 * nbytes(w)
+        return 2 * graph + self.record_bytes(loop, w) + parameters + derivatives
 
     @abstractmethod
     def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
@@ -151,84 +167,82 @@ class RecordingAdjoint(Adjoint):
 
 
 class _Unrolled(torch.autograd.Function):
-    """The inner loop as one node of the outer graph, for any `RecordingAdjoint`."""
+    """The inner loop as one node of the outer graph, for any `RecordingAdjoint`.
+
+    Its arguments are the adjoint, the loop, a buffer of parameters for each group, and the inputs.
+    """
 
     @staticmethod
     def forward(
         ctx: FunctionCtx, adjoint: RecordingAdjoint, loop: InnerLoop, *tensors: Tensor
     ) -> Buffers:
-        ctx.adjoint, ctx.loop = adjoint, loop
-        states, ctx.record = _recorded(adjoint, loop, tensors)
+        ctx.adjoint = adjoint
+        ctx.loop = loop
+        groups = len(loop.layout.groups)
+        states, ctx.record = adjoint.train(loop, tensors[:groups], tensors[groups:])
         # Saved by autograd, which raises an error if they are overwritten.
         ctx.save_for_backward(*tensors, *loop.layout.constants.values())
         return weights(states)
 
     @staticmethod
     def backward(ctx: FunctionCtx, *dw: Tensor) -> tuple[Any, ...]:
-        adjoint, loop, saved = ctx.adjoint, ctx.loop, ctx.saved_tensors
+        adjoint = ctx.adjoint
+        loop = ctx.loop
         if torch.is_grad_enabled():
             name = type(adjoint).__name__
             raise RuntimeError(
                 f"adjoint={name}() has first derivatives only, and no create_graph=True; use"
                 " adjoint=Direct()"
             )
-        needed = ctx.needs_input_grad[2 + len(dw) :]
+        groups = len(dw)
+        needed = ctx.needs_input_grad[2 + groups :]
+        saved = ctx.saved_tensors
+        w = saved[:groups]
         inputs = tuple(
             x.detach().requires_grad_(need)
-            for x, need in zip(saved[len(dw) :], needed, strict=False)
+            for x, need in zip(saved[groups : groups + len(needed)], needed, strict=True)
         )
         with no_autocast(loop.autocast):
-            record = ctx.record or _recorded(adjoint, loop, saved[: len(dw) + len(needed)])[1]
+            record = ctx.record
+            if record is None:  # an earlier backward pass through a retained graph has used it
+                _, record = adjoint.train(loop, w, inputs)
             ctx.record = None
             ((cotangents, dx),) = adjoint.pull(loop, record, inputs, [dw])
+        dw = weights(cotangents)
+        if loop.is_cut:
+            dw = tuple(map(torch.zeros_like, dw))
         dx = iter(dx)
-        dw = tuple(torch.zeros_like(flat) if loop.is_cut else flat for flat in weights(cotangents))
         return None, None, *dw, *(next(dx) if need else None for need in needed)
 
 
-def _derivatives(
+def _differentiated(
     loop: InnerLoop, theta: Buffers, losses: OuterLosses, sources: Sequence[Tensor]
 ) -> Gradients:
     """The losses at the parameters `theta`, one at a time, and the derivatives of each in
     `sources`.
     """
-    values, found = [], []
+    values = []
+    derivatives = []
     with torch.enable_grad(), autocast(loop.autocast):
         for loss in losses(loop.layout.unflatten(theta)):
-            found.append(
+            derivatives.append(
                 torch.autograd.grad(loss, sources, retain_graph=True, materialize_grads=True)
             )
             values.append(loss.detach())
-    return values, found
-
-
-def _recorded(adjoint: RecordingAdjoint, loop: InnerLoop, tensors: Buffers) -> tuple[States, Any]:
-    """The whole training from its start: the last states and the record."""
-    groups = len(loop.layout.groups)
-    w, inputs = tensors[:groups], tensors[groups:]
-    return adjoint.record(loop, loop.advance(loop.start(w), inputs, loop.undifferentiated), inputs)
-
-
-def clone(states: States) -> States:
-    """A copy of the states in new buffers."""
-    return tuple(tuple(x.clone() for x in state) for state in states)
-
-
-def nbytes(w: Buffers) -> int:
-    """Bytes of all buffers."""
-    return sum(flat.nbytes for flat in w)
+    return Gradients(values, derivatives)
 
 
 def graph_bytes(loop: InnerLoop, w: Buffers, inputs: Buffers) -> int:
     """Bytes that autograd saves of the gradient of one step to differentiate it later, with the
     gradient itself.
     """
-    there = {x.untyped_storage().data_ptr() for x in (*w, *inputs)}
+    given = {x.untyped_storage().data_ptr() for x in (*w, *inputs)}
     saved: dict[int, int] = {}
 
     def note(x: Tensor) -> Tensor:
-        if x.untyped_storage().data_ptr() not in there:
-            saved[x.data_ptr()] = max(saved.get(x.data_ptr(), 0), x.nbytes)
+        address = x.data_ptr()
+        if x.untyped_storage().data_ptr() not in given:
+            saved[address] = max(saved.get(address, 0), x.nbytes)
         return x.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):

@@ -1,15 +1,25 @@
 """The adjoint that keeps a few states and repeats the steps between them."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from farzi_hf.engine.adjoints.base import RecordingAdjoint, Reverse, clone, nbytes
-from farzi_hf.engine.inner_loop import Buffers, InnerLoop, States
+from farzi_hf.engine.adjoints.base import RecordingAdjoint, Reverse
+from farzi_hf.engine.buffers import Buffers, States, clone, nbytes
+from farzi_hf.engine.inner_loop import InnerLoop
 
-Piece = tuple[States, range, int]
-"""A state, the steps from it to the next one that is kept, and the number of places for their
-reverse.
-"""
+
+class Piece(NamedTuple):
+    """A state that is kept, and the steps from it to the next one."""
+
+    start: States
+    """The states before the first of the steps."""
+    ts: range
+    """The steps."""
+    slots: int
+    """The places for states while these steps are taken back, of which `start` has one."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +33,14 @@ class Checkpoint(RecordingAdjoint):
     time grows slowly: for T = 100 it is 5.3 T·G with 10 slots, 6.2 with 5 and 8.0 with 3. Memory:
     `slots` states, S numbers each, and the graph of one step.
 
-    Args:
-        slots: the number of states kept, with the first one. None means about √(2T), so that no
-            step is taken more than twice.
-
     Raises:
         ValueError: `slots` is not an integer of at least 1.
     """
 
     slots: int | None = None
+    """The number of states kept, with the first one. None means about √(2T), so that no step is
+    taken more than twice.
+    """
 
     def __post_init__(self) -> None:
         if self.slots is not None and not (type(self.slots) is int and self.slots >= 1):
@@ -43,46 +52,46 @@ class Checkpoint(RecordingAdjoint):
     def record(
         self, loop: InnerLoop, states: States, inputs: Buffers
     ) -> tuple[States, list[Piece]]:
-        record, ts = [], loop.differentiated
+        record = []
+        ts = loop.differentiated
         slots = self._slots(len(ts))
         while ts:
-            length = split(len(ts), slots) if len(ts) > 1 and slots > 1 else len(ts)
-            record.append((clone(states), ts[:length], slots))
+            is_last = len(ts) == 1 or slots == 1
+            length = len(ts) if is_last else split(len(ts), slots)
+            record.append(Piece(clone(states), ts[:length], slots))
             states = loop.advance(states, inputs, ts[:length])
-            ts, slots = ts[length:], slots - 1
+            ts = ts[length:]
+            slots -= 1
         return states, record
 
     def retrace(
         self, loop: InnerLoop, record: list[Piece], inputs: Buffers, reverse: Reverse
     ) -> None:
         while record:
-            _descend(loop, inputs, reverse, *record.pop())
+            _take_back(record.pop(), loop, inputs, reverse)
 
     def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
-        return nbytes(w) * loop.optimizer.fields * (self._slots(len(loop.differentiated)) + 1)
+        states = self._slots(len(loop.differentiated)) + 1
+        return nbytes(w) * loop.optimizer.fields * states
 
     def _slots(self, steps: int) -> int:
+        """The number of places that so many steps use."""
         if self.slots is not None:
             return min(self.slots, steps)
+        # With s places, C(s + 2, 2) steps can be reversed if none is taken more than twice.
         return next(slots for slots in range(1, steps + 1) if math.comb(slots + 2, 2) >= steps)
 
 
-def _descend(
-    loop: InnerLoop, inputs: Buffers, reverse: Reverse, start: States, ts: range, slots: int
-) -> None:
-    """Reverse the steps `ts`, given the states before them, with `slots` places, of which `start`
-    has one.
+def _take_back(piece: Piece, loop: InnerLoop, inputs: Buffers, reverse: Reverse) -> None:
+    """Reverse the steps of a piece: the later part first, from a state that is made for it, then
+    the earlier one with all places.
     """
+    start, ts, slots = piece
     while len(ts) > 1:
         length = split(len(ts), slots)
-        _descend(
-            loop,
-            inputs,
-            reverse,
-            loop.advance(clone(start), inputs, ts[:length]),
-            ts[length:],
-            slots - 1,
-        )
+        middle = loop.advance(clone(start), inputs, ts[:length])
+        _take_back(Piece(middle, ts[length:], slots - 1), loop, inputs, reverse)
+        del middle  # its place is free
         ts = ts[:length]
     reverse(ts[0], start, None)
 
@@ -96,6 +105,6 @@ def split(steps: int, slots: int) -> int:
     less and r repetitions. With one place, the split is before the last step.
     """
     repeats = next(r for r in range(1, steps) if math.comb(slots + r, slots) >= steps)
-    return min(
-        math.comb(slots + repeats - 1, slots), steps - math.comb(slots + repeats - 2, slots - 1)
-    )
+    most_in_first = math.comb(slots + repeats - 1, slots)
+    least_in_second = math.comb(slots + repeats - 2, slots - 1)
+    return min(most_in_first, steps - least_in_second)

@@ -13,10 +13,13 @@ need that were met, which is mostly one. The bits that are cut off do not change
 the steps are those of the same optimizer in floating point.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import partial, reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,17 +34,22 @@ LARGEST_WEIGHT = 2.0**18
 SMALLEST_DECAY = 2.0**-4
 """The smallest β: what it forgets in a step are the four bits of a remainder."""
 
-_WEIGHT_BITS = 44  # below the binary point: 6e-14, finer than a float32 from 1e-6 up
-_LIMB, _HALF = 62, 31  # bits of a limb, and of the digits it is divided and multiplied by
-_LOW = (1 << _HALF) - 1
-_GROWTH = 4  # bits by which c_t β^(t0-t) may grow between two divisions, and so bits of a remainder
-_LARGEST_DENOMINATOR = (
-    1 << 30
-)  # of the fraction that stands for β^K; times a limb, it fits into 63 bits
 EXPECTED = 64.0
 """The largest gradient, parameter or accumulator that the integers have room for where nobody looks
 at them.
 """
+
+# Bits of a parameter below the binary point: 6e-14, finer than a float32 from 1e-6 up.
+_WEIGHT_BITS = 44
+# Bits of a limb, and of the digits that it is divided and multiplied by.
+_LIMB = 62
+_HALF = 31
+_LOW = (1 << _HALF) - 1  # all bits of a digit
+# Bits by which c_t β^(t0-t) may grow between two divisions, and so bits of a remainder.
+_GROWTH = 4
+_REMAINDER = (1 << _GROWTH) - 1  # all bits of a remainder
+# Of the fraction that stands for β^K. Times a digit, it fits into 63 bits.
+_LARGEST_DENOMINATOR = 1 << 30
 
 
 class NotFinite(ArithmeticError):
@@ -50,6 +58,15 @@ class NotFinite(ArithmeticError):
 
 class ReplayError(RuntimeError):
     """An inner loss gave another gradient than it did before."""
+
+
+class Noted(NamedTuple):
+    """A number to look at after the last step."""
+
+    checked: Callable[[float], float]
+    """Is called with it, see `Bounds.note`."""
+    number: Tensor
+    """A scalar on the device."""
 
 
 class Bounds:
@@ -61,12 +78,21 @@ class Bounds:
 
     def __init__(self, wait: bool = True):
         self.expected = None if wait else EXPECTED
-        self._noted: list[tuple[Callable[[float], float], Tensor]] = []
+        self._noted: list[Noted] = []
+
+    @property
+    def waits_to_the_end(self) -> bool:
+        """Whether numbers are looked at after the last step only."""
+        return self.expected is not None
 
     def of(self, name: str, x: Tensor, limit: float, t: int, unit: float = 1.0) -> float:
-        """That of x (P,), in units, or a number above it; `check` raises if it is above `limit`.
+        """That of x (P,) after step `t`, or a number above it.
 
-        Raises:
+        Args:
+            name: of x, for an error.
+            limit: the largest |x| / unit that is allowed.
+
+        Raises (here, or in `check`):
             NotFinite: x is not finite.
             OverflowError: the integers have no room for x.
         """
@@ -77,18 +103,24 @@ class Bounds:
         return unit * self.expected
 
     def note(self, checked: Callable[[float], float], number: Tensor) -> None:
-        """Let `check` call `checked` with a number on the device."""
-        self._noted.append((checked, number))
+        """Let `check` call `checked` with a number on the device. It returns the number that has to
+        be `expected`, or raises an error.
+        """
+        self._noted.append(Noted(checked, number))
 
     def check(self) -> bool:
         """Whether nothing was larger than expected. If something was, the steps have to be taken
         again, and more is expected then.
         """
-        noted, self._noted = self._noted, []
-        numbers = stack([x for _, x in noted]).tolist() if noted else ()
-        for (checked, _), number in zip(noted, numbers, strict=True):
-            if (found := checked(number)) > self.expected:
-                self.expected = 2 * found
+        noted = self._noted
+        self._noted = []
+        if not noted:
+            return True
+        numbers = stack([each.number for each in noted]).tolist()
+        for each, number in zip(noted, numbers, strict=True):
+            needed = each.checked(number)
+            if needed > self.expected:
+                self.expected = 2 * needed
                 return False
         return True
 
@@ -107,19 +139,25 @@ class DecayingSum:
         bound: |x_0| is not larger.
 
     Attributes:
+        period: K, steps between two divisions.
+        factor: n/d, which stands for β^K.
         limbs: X, the most significant limb first. The others have a sign too, −2^61 … 2^61 − 1: a
             small negative X is one limb with zeros above it, and not a difference of large ones,
             which would be lost where limbs become floating-point numbers.
+        remainders: of the divisions, two in each byte.
+        largest: the |x| that the limbs have room for.
+        reserved: how many limbs there were before the start, and before each step.
     """
 
     def __init__(self, start: Tensor, decay: float, resolution: int, bound: float):
-        self.decay, self.resolution = decay, resolution
+        self.decay = decay
+        self.resolution = resolution
         self.period = math.floor(_GROWTH / math.log2(1 / decay))
         self.factor = Fraction(decay**self.period).limit_denominator(_LARGEST_DENOMINATOR)
         self.limbs = [torch.zeros_like(start, dtype=torch.int64)]
-        self.remainders: list[Tensor] = []  # two divisions in each byte
-        self.largest = bound  # |x| that the limbs have room for
-        self.reserved: list[int] = []  # limbs before the start and before each step
+        self.remainders: list[Tensor] = []
+        self.largest = bound
+        self.reserved: list[int] = []
         self.reserve(0.0)
         for rows in _parts(start):
             self._accumulate(rows, start[rows].double(), 1.0)
@@ -132,7 +170,8 @@ class DecayingSum:
         self.largest = max(self.largest, self.decay * self.largest + c)
         # As many limbs as the largest X at the end of a period needs, with one bit for its sign.
         _, magnitude = math.frexp(self.largest)
-        bits = self.resolution + magnitude + math.ceil(self.period * math.log2(1 / self.decay)) + 1
+        growth = math.ceil(self.period * math.log2(1 / self.decay))
+        bits = self.resolution + magnitude + growth + 1
         while bits > _LIMB * len(self.limbs):
             self.limbs.insert(0, _carry(self.limbs[0]))
 
@@ -162,10 +201,11 @@ class DecayingSum:
 
     def shrink(self, t: int) -> None:
         """At the first step of a period, multiply the integers by β^K and keep the remainders."""
-        division, step = divmod(t - 1, self.period)
-        if step or not division:
+        division = self._division(t)
+        if division is None:
             return
-        if division % 2:
+        opens_a_byte = division % 2 == 1
+        if opens_a_byte:
             self.remainders.append(torch.zeros_like(self.limbs[0], dtype=torch.uint8))
         n, d = self.factor.as_integer_ratio()
         # X ← ⌊X n/d⌋; which of the up to sixteen X with this result it was, is kept
@@ -178,17 +218,24 @@ class DecayingSum:
 
     def grow(self, t: int) -> None:
         """The inverse of `shrink(t)`."""
-        division, step = divmod(t - 1, self.period)
-        if step or not division:
+        division = self._division(t)
+        if division is None:
             return
         n, d = self.factor.as_integer_ratio()
         for rows in _parts(self.remainders[-1]):
             quotient, digit = self._divide(rows, n)
-            rest = self._first(digit).add_(self.remainders[-1][rows] & ((1 << _GROWTH) - 1))
+            rest = self._first(digit).add_(self.remainders[-1][rows] & _REMAINDER)
             self.remainders[-1][rows] >>= _GROWTH
             self._multiply(rows, quotient, d, rest)
-        if division % 2:
+        opened_a_byte = division % 2 == 1
+        if opened_a_byte:
             self.remainders.pop()
+
+    def _division(self, t: int) -> int | None:
+        """The number of the division before step t, from 1; None if there is none."""
+        period, step = divmod(t - 1, self.period)
+        is_first_of_a_later_period = step == 0 and period > 0
+        return period if is_first_of_a_later_period else None
 
     def _growth(self, t: int) -> float:
         """β^(t0-t), where t0 is the step before the period of t."""
@@ -255,22 +302,29 @@ class FixedPointState:
     `weights` (P,) are the parameters in floating point, and each step overwrites them. They are p
     u: p is the product of what all steps multiplied them by, and u are multiples of 2^-44, which
     move by a function of the accumulators alone. So no bit is lost in a product.
+
+    Attributes:
+        u: (P,) integers.
+        products: p before the start, and after each step.
+        bound: no parameter is larger.
+        sums: of each accumulator.
     """
 
     def __init__(self, optimizer: InvertibleOptimizer, state: State, before: int, bounds: Bounds):
-        self.optimizer, self.before, self.bounds = optimizer, before, bounds
+        self.optimizer = optimizer
+        self.before = before
+        self.bounds = bounds
         start, *accumulators = state
-        self.weights, self.u = torch.empty_like(start), torch.zeros_like(start, dtype=torch.int64)
-        self.products = [1.0]  # p before the start and after each step
+        self.weights = torch.empty_like(start)
+        self.u = torch.zeros_like(start, dtype=torch.int64)
+        self.products = [1.0]
         self.bound = bounds.of("parameter", start, LARGEST_WEIGHT, before)
         for rows in _parts(start):
             self._move(rows, start[rows].to(torch.float64, copy=True), 1.0)
-        self.sums = [
-            DecayingSum(
-                x, decay, optimizer.resolution(i), bounds.of("accumulator", x, math.inf, before)
-            )
-            for i, (x, decay) in enumerate(zip(accumulators, optimizer.decays, strict=True))
-        ]
+        self.sums = []
+        for i, (x, decay) in enumerate(zip(accumulators, optimizer.decays, strict=True)):
+            bound = bounds.of("accumulator", x, math.inf, before)
+            self.sums.append(DecayingSum(x, decay, optimizer.resolution(i), bound))
 
     def step(self, g: Tensor, t: int, lr: float) -> None:
         """Step `t` with the gradient `g` (P,). Raises what `Bounds.of` raises; float64 has no room
@@ -278,10 +332,12 @@ class FixedPointState:
         """
         bound = self.bounds.of("gradient", g, LARGEST_GRADIENT, t)
         # An increment is largest for the largest parameter and gradient.
-        ends = (torch.tensor([x], dtype=torch.float64) for x in (self.bound, bound))
-        for total, c in zip(self.sums, self.optimizer.increments(*ends), strict=True):
-            total.reserve(float(c))
-            total.shrink(t - self.before)
+        largest_w = torch.tensor([self.bound], dtype=torch.float64)
+        largest_g = torch.tensor([bound], dtype=torch.float64)
+        increments = self.optimizer.increments(largest_w, largest_g)
+        for accumulator, c in zip(self.sums, increments, strict=True):
+            accumulator.reserve(float(c))
+            accumulator.shrink(t - self.before)
         self.products.append(self.products[-1] * self.optimizer.shrinkage(lr))
         for rows in _parts(g):
             self._accumulate(rows, g, t, 1)
@@ -295,13 +351,12 @@ class FixedPointState:
         """Take the parameters back to before step `t`."""
         product = self.products.pop()
         for rows in _parts(self.u):
-            self._move(
-                rows, self.optimizer.displacement(self.accumulators(rows, t), t, lr), product
-            )
+            change = self.optimizer.displacement(self.accumulators(rows, t), t, lr)
+            self._move(rows, change, product)
 
     def accumulators(self, rows: slice, t: int) -> State:
         """The accumulators after step `t`, in float64. Call it before `restore`."""
-        return tuple(total.value(rows, t - self.before) for total in self.sums)
+        return tuple(accumulator.value(rows, t - self.before) for accumulator in self.sums)
 
     def restore(self, g: Tensor, t: int) -> None:
         """Take the accumulators back to before step `t`, whose gradient was `g`. `unstep` has taken
@@ -309,20 +364,21 @@ class FixedPointState:
         """
         for rows in _parts(g):
             self._accumulate(rows, g, t, -1)
-        for total in self.sums:
-            total.grow(t - self.before)
-            total.release()
+        for accumulator in self.sums:
+            accumulator.grow(t - self.before)
+            accumulator.release()
 
     def _accumulate(self, rows: slice, g: Tensor, t: int, sign: int) -> None:
         increments = self.optimizer.increments(self.weights[rows], g[rows].double())
-        for total, c in zip(self.sums, increments, strict=True):
-            total.add(rows, c.mul_(sign), t - self.before)
+        for accumulator, c in zip(self.sums, increments, strict=True):
+            accumulator.add(rows, c.mul_(sign), t - self.before)
 
     def _move(self, rows: slice, change: Tensor, product: float) -> None:
         """Add a change (float64, overwritten) to the parameters where p is `product`; then make the
         floating-point numbers.
         """
-        self.u[rows] += change.mul_(2.0**_WEIGHT_BITS / product).round_().to(torch.int64)
+        units = change.mul_(2.0**_WEIGHT_BITS / product).round_()
+        self.u[rows] += units.to(torch.int64)
         self.weights[rows] = self.u[rows].double().mul_(2.0**-_WEIGHT_BITS * self.products[-1])
 
 
@@ -332,7 +388,10 @@ def _parts(x: Tensor) -> Iterator[slice]:
 
 def largest(x: Tensor) -> float:
     """The largest |x|; NaN if there is one."""
-    return max(map(abs, map(float, torch.aminmax(x)))) if len(x) else 0.0
+    if not len(x):
+        return 0.0
+    low, high = torch.aminmax(x)
+    return max(abs(float(low)), abs(float(high)))
 
 
 def stack(numbers: Sequence[Tensor]) -> Tensor:
@@ -340,13 +399,13 @@ def stack(numbers: Sequence[Tensor]) -> Tensor:
     return torch.stack([x.to(numbers[0].device) for x in numbers])
 
 
-def _check_range(name: str, limit: float, t: int, found: float) -> float:
-    if not math.isfinite(found):
+def _check_range(name: str, limit: float, t: int, size: float) -> float:
+    if not math.isfinite(size):
         raise NotFinite(f"a {name} is not finite after step {t}")
-    if found > limit:
+    if size > limit:
         raise OverflowError(
             f"adjoint=Reversible() holds its states in integers with room for {name}s of up to"
-            f" {limit:.3g}, but after step {t} there is one of {found:.3g}; scale the problem,"
+            f" {limit:.3g}, but after step {t} there is one of {size:.3g}; scale the problem,"
             " lower lr, or use adjoint=Checkpoint() or Tape()"
         )
-    return found
+    return size

@@ -2,16 +2,17 @@
 the optimizer by hand.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
-from farzi_hf.engine.adjoints.base import Adjoint, RecordingAdjoint, Reverse, nbytes
-from farzi_hf.engine.inner_loop import Buffers, GradientGraph, InnerLoop, States, weights
-
-Graphs = list[tuple[GradientGraph, States]]
-"""For each step its gradient's graph and the accumulators after it."""
+from farzi_hf.engine.adjoints.base import Adjoint, RecordingAdjoint, Reverse
+from farzi_hf.engine.buffers import Buffers, States, nbytes, weights
+from farzi_hf.engine.inner_loop import GradientGraph, InnerLoop
 
 
 @dataclass(frozen=True)
@@ -35,23 +36,41 @@ class Direct(Adjoint):
 
     def run(self, loop: InnerLoop, w: Buffers, inputs: Buffers) -> Buffers:
         w = tuple(flat if flat.requires_grad else flat.detach().requires_grad_() for flat in w)
-        states = tuple(loop.optimizer.init(flat) for flat in w)
         if loop.is_cut:
             late = loop.advance(loop.start(w), inputs, loop.undifferentiated)
-            # Linked to the start by a derivative of zero (not by 0 · w, which may be NaN).
-            never = [torch.zeros_like(flat, dtype=torch.bool) for flat in w]
-            linked = [torch.where(*each) for each in zip(never, w, weights(late), strict=True)]
-            states = tuple((flat, *state[1:]) for flat, state in zip(linked, late, strict=True))
+            states = tuple(map(_linked, w, late))
+        else:
+            states = tuple(loop.optimizer.init(flat) for flat in w)
         for t in loop.differentiated:
             # Each step has inputs of its own, so that a loss which differentiates in them does not
             # go back through earlier steps.
-            own = tuple(x.view_as(x) if x.requires_grad else x for x in inputs)
-            g = loop.optimizer.clip(loop.gradient(weights(states), own, t, create_graph=True))
-            each = zip(loop.optimizers, states, g, strict=True)
+            step_inputs = tuple(x.view_as(x) if x.requires_grad else x for x in inputs)
+            gradient = loop.gradient(weights(states), step_inputs, t, create_graph=True)
+            g = loop.optimizer.clip(gradient)
+            lr = loop.rate(t)
             states = tuple(
-                optimizer.step(state, flat, t, loop.rate(t)) for optimizer, state, flat in each
+                optimizer.step(state, flat, t, lr)
+                for optimizer, state, flat in zip(loop.optimizers, states, g, strict=True)
             )
         return weights(states)
+
+
+def _linked(start: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """A state whose parameters are linked to those of the start, with a derivative of zero (not by
+    0 · w, which may be NaN).
+    """
+    w, *accumulators = state
+    never = torch.zeros_like(start, dtype=torch.bool)
+    return torch.where(never, start, w), *accumulators
+
+
+class KeptStep(NamedTuple):
+    """What `GradientGraphs` keeps of a step."""
+
+    graph: GradientGraph
+    """The graph of its gradient, with the parameters before the step."""
+    accumulators: States
+    """Those after the step, of each group."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +86,19 @@ class GradientGraphs(RecordingAdjoint):
 
     needs_graphs: ClassVar[bool] = True
 
-    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Graphs]:
-        steps = []
+    def record(
+        self, loop: InnerLoop, states: States, inputs: Buffers
+    ) -> tuple[States, list[KeptStep]]:
+        record = []
         for t in loop.differentiated:
             graph = loop.gradient_graph(weights(states), inputs, t)
             states = loop.update(states, loop.clipped(graph), t)
-            steps.append((graph, tuple(state[1:] for state in states)))
-        return states, steps
+            record.append(KeptStep(graph, tuple(state[1:] for state in states)))
+        return states, record
 
-    def retrace(self, loop: InnerLoop, record: Graphs, inputs: Buffers, reverse: Reverse) -> None:
+    def retrace(
+        self, loop: InnerLoop, record: list[KeptStep], inputs: Buffers, reverse: Reverse
+    ) -> None:
         for t in reversed(loop.differentiated):
             graph, after = record.pop()
             before = tuple((flat.detach(),) for flat in graph.w)

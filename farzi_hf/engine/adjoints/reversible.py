@@ -1,4 +1,9 @@
-"""The adjoint that runs the training itself backwards, from its last state to its first."""
+"""The adjoint that runs the training itself backwards, from its last state to its first.
+
+`Reversible.record` takes the steps with states in integers, and its record is one of three: the
+`Integers` at the end; a `Tape`'s, where gradients cannot be had twice; or `NoNumbers`, where the
+training left the finite numbers. Each can take the steps back.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from farzi_hf.engine.adjoints.base import RecordingAdjoint, Reverse, clone, nbytes
+from farzi_hf.engine.adjoints.base import RecordingAdjoint, Reverse
 from farzi_hf.engine.adjoints.fixed_point import (
     SMALLEST_DECAY,
     Bounds,
@@ -22,11 +28,23 @@ from farzi_hf.engine.adjoints.fixed_point import (
     ReplayError,
     stack,
 )
-from farzi_hf.engine.adjoints.tape import Segments, Tape
-from farzi_hf.engine.inner_loop import Buffers, InnerLoop, States, weights
+from farzi_hf.engine.adjoints.tape import Segment, Tape
+from farzi_hf.engine.buffers import Buffers, States, clone, nbytes, weights
+from farzi_hf.engine.inner_loop import InnerLoop
 from farzi_hf.engine.optimizers import InvertibleOptimizer, State
 
 _logger = logging.getLogger(__name__)
+
+# For the estimate of memory, in bytes per parameter.
+_U_BYTES = 8  # the integers of the parameters
+_ACCUMULATOR_BYTES = 20  # one limb or two, and floating-point numbers for the pullback
+
+
+class Record(Protocol):
+    """What `Reversible.record` leaves for the way back."""
+
+    def retrace(self, loop: InnerLoop, inputs: Buffers, reverse: Reverse) -> None:
+        """Call `reverse` for the differentiated steps, the last one first."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +65,10 @@ class Reversible(RecordingAdjoint):
     forward and once in reverse.
 
     Raises (from `unroll` or in the backward pass):
-        ValueError: the optimizer has an accumulator without memory (SGD without momentum, Adam with a β below 1/16).
-        OverflowError: a parameter is finite, but too large for the integers, or a gradient for float32.
+        ValueError: the optimizer has an accumulator without memory (SGD without momentum, Adam
+            with a β below 1/16).
+        OverflowError: a parameter is finite, but too large for the integers, or a gradient for
+            float32.
         ReplayError: a `RuntimeError`; the inner loss did not give the same gradient twice.
     """
 
@@ -68,10 +88,8 @@ class Reversible(RecordingAdjoint):
             " adjoint=Tape() or Checkpoint()"
         )
 
-    def record(
-        self, loop: InnerLoop, states: States, inputs: Buffers
-    ) -> tuple[States, Integers | States | Segments]:
-        bounds = Bounds(weights(states)[0].device.type == "cpu")
+    def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Record]:
+        bounds = Bounds(_is_on_cpu(states))
         try:
             while True:
                 integers = Integers(loop, states, bounds)
@@ -80,81 +98,43 @@ class Reversible(RecordingAdjoint):
                 if bounds.check():
                     return clone(integers.states), integers
         except NotFinite:
-            lost = tuple(tuple(x.fill_(math.nan) for x in state) for state in states)
-            return lost, lost
+            no_numbers = tuple(tuple(x.fill_(math.nan) for x in state) for state in states)
+            return no_numbers, NoNumbers(no_numbers)
         except ReplayError as error:
             _logger.warning("%s; adjoint=Tape() takes the place of Reversible().", error)
-            return Tape().record(loop, states, inputs)
+            states, segments = Tape().record(loop, states, inputs)
+            return states, OnTape(segments)
 
-    def retrace(
-        self,
-        loop: InnerLoop,
-        record: Integers | States | Segments,
-        inputs: Buffers,
-        reverse: Reverse,
-    ) -> None:
-        if isinstance(record, list):
-            Tape().retrace(loop, record, inputs, reverse)
-            return
-        if not isinstance(record, Integers):
-            # The training left the finite numbers. The meta-gradient is then NaN, as with every
-            # adjoint: in all that a step uses.
-            for t in reversed(loop.differentiated):
-                reverse(t, record, None)
-            return
-        same: list[Tensor] = []  # looked at after the last step, see `Bounds`
-        with _deterministic(record.states):
-            for t in reversed(loop.differentiated):
-                for group in record.groups:
-                    group.unstep(t, loop.rate(t))
-                same.append((record.checksum() == record.checksums.pop()).all())
-                g = reverse(t, record.states, partial(record.accumulators, t))
-                for group, flat in zip(record.groups, g, strict=True):
-                    group.restore(flat, t)
-        same.append((record.checksum(True) == record.start).all())
-        if False in (found := torch.stack(same).tolist()):
-            raise ReplayError(
-                "adjoint=Reversible() did not come back to where it was before step"
-                f" {loop.steps + 1 - found.index(False)}: inner_loss gave another gradient than it"
-                " did going forward; make it a pure function of (params, inputs, step), or use"
-                " adjoint=Checkpoint() or Tape(); with torch_compile=True the compiler may have"
-                " taken other kernels"
-            )
+    def retrace(self, loop: InnerLoop, record: Record, inputs: Buffers, reverse: Reverse) -> None:
+        record.retrace(loop, inputs, reverse)
 
     def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
-        # Parameters twice, as integers of 8 bytes too; each accumulator in one limb or two, and as
-        # floating-point numbers for the pullback.
-        forgotten = -sum(map(math.log2, loop.optimizer.decays)) * len(loop.differentiated) / 8
-        each = 8 + 20 * len(loop.optimizer.decays) + forgotten
-        return 2 * nbytes(w) + int(each * sum(flat.numel() for flat in w))
+        decays = loop.optimizer.decays
+        bits_forgotten = -sum(map(math.log2, decays)) * len(loop.differentiated)
+        per_parameter = _U_BYTES + _ACCUMULATOR_BYTES * len(decays) + bits_forgotten / 8
+        parameters = sum(flat.numel() for flat in w)
+        # The parameters in floating point are there twice: these, and the last ones.
+        return 2 * nbytes(w) + int(per_parameter * parameters)
 
 
 class Integers:
-    """The integers of one training: at its start, and after `forward` at its end."""
+    """The integers of one training: at its start, and after `forward` at its end.
+
+    Attributes:
+        groups: the state of each group.
+        start: the checksum of all integers at the start.
+        checksums: of the parameters before each step taken.
+    """
 
     def __init__(self, loop: InnerLoop, states: States, bounds: Bounds):
-        before, self.bounds = loop.differentiated[0] - 1, bounds
-        pairs = zip(loop.optimizers, states, strict=True)
-        self.groups = [FixedPointState(*each, before, bounds) for each in pairs]
-        self.start = self.checksum(True)
-        self.checksums: list[Tensor] = []  # of the parameters before each step taken
-
-    def forward(self, loop: InnerLoop, inputs: Buffers) -> None:
-        """Take all steps. Raises what `Bounds` raises."""
-        ts, again = loop.differentiated, ()
-        if self.bounds.expected is not None:
-            # The compiler makes code for the first step, and for all others when it meets the
-            # second: both are made before bits count.
-            for t in (*ts[:2], ts[0]) if loop.torch_compile else ts[:1]:
-                again = loop.replayed_gradient(weights(self.states), inputs, t)
-        for t in ts:
-            g = loop.replayed_gradient(weights(self.states), inputs, t)
-            self.checksums.append(self.checksum())
-            for group, flat in zip(self.groups, g, strict=True):
-                group.step(flat, t, loop.rate(t))
-            for a, b in zip(g, again, strict=False):
-                self.bounds.note(_check_replay, (a != b).any())
-            again = ()
+        before = loop.differentiated[0] - 1
+        self.bounds = bounds
+        self.groups = [
+            FixedPointState(optimizer, state, before, bounds)
+            for optimizer, state in zip(loop.optimizers, states, strict=True)
+        ]
+        self.start = self._checksum_of_all()
+        self.checksums: list[Tensor] = []
 
     @property
     def states(self) -> States:
@@ -163,17 +143,105 @@ class Integers:
 
     def accumulators(self, t: int, group: int, rows: slice) -> State:
         """Those after step `t`."""
-        dtype = self.groups[group].weights.dtype
-        return tuple(x.to(dtype) for x in self.groups[group].accumulators(rows, t))
+        state = self.groups[group]
+        return tuple(x.to(state.weights.dtype) for x in state.accumulators(rows, t))
 
-    def checksum(self, of_all: bool = False) -> Tensor:
-        """Of the parameters, or of the accumulators too."""
-        limbs = (
-            [limb for group in self.groups for total in group.sums for limb in total.limbs]
-            if of_all
-            else []
-        )
-        return stack([x.sum() for x in (*(group.u for group in self.groups), *limbs)])
+    def forward(self, loop: InnerLoop, inputs: Buffers) -> None:
+        """Take all steps. Raises what `Bounds` raises."""
+        expected_first = self._first_gradient(loop, inputs)
+        for t in loop.differentiated:
+            g = loop.replayed_gradient(weights(self.states), inputs, t)
+            self.checksums.append(self._checksum())
+            for group, flat in zip(self.groups, g, strict=True):
+                group.step(flat, t, loop.rate(t))
+            if expected_first is not None:
+                for flat, expected in zip(g, expected_first, strict=True):
+                    self.bounds.note(_check_replay, (flat != expected).any())
+                expected_first = None
+
+    def _first_gradient(self, loop: InnerLoop, inputs: Buffers) -> Buffers | None:
+        """The gradient of the first step, to compare it with that of the same step again; None on a
+        CPU, whose kernels give the same bits.
+        """
+        if not self.bounds.waits_to_the_end:
+            return None
+        first, *later = loop.differentiated
+        ts = [first]
+        if loop.torch_compile:
+            # The compiler makes code for the first step, and for all others when it meets the
+            # second: both are made before bits count.
+            ts = [first, *later[:1], first]
+        for t in ts:
+            gradient = loop.replayed_gradient(weights(self.states), inputs, t)
+        return gradient
+
+    def retrace(self, loop: InnerLoop, inputs: Buffers, reverse: Reverse) -> None:
+        """Take the steps back.
+
+        Raises:
+            ReplayError: the way back did not meet the same parameters, or did not end at the start.
+        """
+        returned: list[Tensor] = []  # for each step back, whether it did; nobody looks yet
+        with _deterministic(self.states):
+            for t in reversed(loop.differentiated):
+                for group in self.groups:
+                    group.unstep(t, loop.rate(t))
+                returned.append((self._checksum() == self.checksums.pop()).all())
+                g = reverse(t, self.states, partial(self.accumulators, t))
+                for group, flat in zip(self.groups, g, strict=True):
+                    group.restore(flat, t)
+        returned.append((self._checksum_of_all() == self.start).all())
+        each_returned = torch.stack(returned).tolist()
+        if not all(each_returned):
+            # A wrong gradient of a step leaves wrong accumulators before it, and these move the
+            # parameters wrongly where the step before is taken back.
+            step = loop.steps + 1 - each_returned.index(False)
+            raise ReplayError(
+                "adjoint=Reversible() did not come back to where it was before step"
+                f" {step}: inner_loss gave another gradient than it"
+                " did going forward; make it a pure function of (params, inputs, step), or use"
+                " adjoint=Checkpoint() or Tape(); with torch_compile=True the compiler may have"
+                " taken other kernels"
+            )
+
+    def _checksum(self) -> Tensor:
+        """Of the parameters."""
+        return stack([group.u.sum() for group in self.groups])
+
+    def _checksum_of_all(self) -> Tensor:
+        """Of the parameters and the accumulators."""
+        integers = [group.u for group in self.groups]
+        for group in self.groups:
+            for accumulator in group.sums:
+                integers.extend(accumulator.limbs)
+        return stack([x.sum() for x in integers])
+
+
+@dataclass(frozen=True)
+class OnTape:
+    """The record of a training whose gradients cannot be had twice."""
+
+    segments: list[Segment]
+    """The tape."""
+
+    def retrace(self, loop: InnerLoop, inputs: Buffers, reverse: Reverse) -> None:
+        """As `Tape` does."""
+        Tape().retrace(loop, self.segments, inputs, reverse)
+
+
+@dataclass(frozen=True)
+class NoNumbers:
+    """The record of a training that left the finite numbers. The meta-gradient is then NaN, as with
+    every adjoint: in all that a step uses.
+    """
+
+    states: States
+    """NaN, of each step."""
+
+    def retrace(self, loop: InnerLoop, inputs: Buffers, reverse: Reverse) -> None:
+        """Take back steps from and to NaN."""
+        for t in reversed(loop.differentiated):
+            reverse(t, self.states, None)
 
 
 def _check_replay(differs: float) -> float:
@@ -182,21 +250,23 @@ def _check_replay(differs: float) -> float:
     return 0.0
 
 
+def _is_on_cpu(states: States) -> bool:
+    return weights(states)[0].device.type == "cpu"
+
+
 @contextmanager
 def _deterministic(states: States) -> Iterator[None]:
     """Inside, torch takes kernels that give the same bits again, where it has them; with one
     thread, a CPU's always do.
     """
-    mode, fills = (
-        torch.get_deterministic_debug_mode(),
-        torch.utils.deterministic.fill_uninitialized_memory,
-    )
-    if mode or (weights(states)[0].device.type == "cpu" and torch.get_num_threads() == 1):
+    mode = torch.get_deterministic_debug_mode()
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    is_on_one_thread = _is_on_cpu(states) and torch.get_num_threads() == 1
+    if mode or is_on_one_thread:
         yield
         return
-    os.environ.setdefault(
-        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-    )  # without it, products of matrices are refused
+    # Without it, products of matrices are refused.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_deterministic_debug_mode("warn")
     torch.utils.deterministic.fill_uninitialized_memory = False
     try:

@@ -50,40 +50,24 @@ class InnerAdam(InvertibleOptimizer):
     7. $dg = (1-\beta_1)\, dm + 2 (1-\beta_2)\, g\, dv$
     8. $dm \leftarrow \beta_1 dm$, $dv \leftarrow \beta_2 dv$, $dw \leftarrow dw + \lambda\, dg$
 
-    Args:
-        lr: $\alpha$, the learning rate.
-        betas: $(\beta_1, \beta_2)$, the decays of the two moments.
-        eps: $\epsilon$, added to the root of the corrected second moment. A larger value makes the
-            meta-gradient smoother.
-        eps_root: $\epsilon_{root}$, added to the corrected second moment under the root. The name
-            is optax's; torch lacks it.
-        weight_decay: $\lambda$; $\lambda w$ is added to the gradient as in `torch.optim.Adam`
-            (coupled, not AdamW).
-        lr_schedule: maps the global step to a multiplier of `lr`, like the function of a
-            `LambdaLR`. Steps count from `unroll`'s `first_step` and not from 0.
-        max_grad_norm: $C$, see `InnerOptimizer`; None does not clip.
-        damping: added to $\epsilon$ in (5) and (6) alone. Above 0, the result is not the derivative
-            of this training but that of a smoother one, which tells more about large changes
-            (docs/attribution.md). `Direct`, which has no (5), refuses it.
-
     Raises:
         ValueError: a hyper-parameter is out of its range.
     """
 
     fields: ClassVar[int] = 3
     unused_stay: ClassVar[bool] = True
-    without_stock_twin: ClassVar[tuple[str, ...]] = (
-        "weight_decay",
-        "eps_root",
-    )  # the Trainer's Adam is AdamW
+    # The Trainer's Adam is AdamW.
+    without_stock_twin: ClassVar[tuple[str, ...]] = ("weight_decay", "eps_root")
 
     lr: float = learning_rate()
+    r"""$\alpha$, the learning rate."""
     betas: tuple[float, float] = described(
         (0.9, 0.999),
         "β1 β2 of the inner Adam; in a few hundred steps, β1 = 0.9 overshoots",
         name="inner_betas",
         start=None,
     )
+    r"""$(\beta_1, \beta_2)$, the decays of the two moments."""
     eps: float = described(
         1e-8,
         "ε of the inner Adam; a larger one, such as 1e-4, keeps the meta-gradient of a long unroll"
@@ -91,16 +75,33 @@ class InnerAdam(InvertibleOptimizer):
         name="inner_epsilon",
         start=1e-6,
     )
+    r"""$\epsilon$, added to the root of the corrected second moment. A larger value makes the
+    meta-gradient smoother.
+    """
     eps_root: float = 0.0
+    r"""$\epsilon_{root}$, added to the corrected second moment under the root. The name is optax's;
+    torch lacks it.
+    """
     weight_decay: float = weight_decay()
+    r"""$\lambda$; $\lambda w$ is added to the gradient as in `torch.optim.Adam` (coupled, not
+    AdamW).
+    """
     lr_schedule: Callable[[int], float] | None = None
+    """Maps the global step to a multiplier of `lr`, like the function of a `LambdaLR`. Steps count
+    from `unroll`'s `first_step` and not from 0.
+    """
     max_grad_norm: float | None = max_grad_norm()
+    """$C$, see `InnerOptimizer`; None does not clip."""
     damping: float = 0.0
+    r"""Added to $\epsilon$ in (5) and (6) alone. Above 0, the result is not the derivative of this
+    training but that of a smoother one, which tells more about large changes
+    (docs/attribution.md). `Direct`, which has no (5), refuses it.
+    """
 
     def __post_init__(self) -> None:
         check_fields(self, "eps", "eps_root", "damping")
-        pair = isinstance(self.betas, (tuple, list)) and len(self.betas) == 2
-        if not (pair and all(is_number(beta) and 0 <= beta < 1 for beta in self.betas)):
+        is_pair = isinstance(self.betas, (tuple, list)) and len(self.betas) == 2
+        if not (is_pair and all(is_number(beta) and 0 <= beta < 1 for beta in self.betas)):
             raise ValueError(
                 f"betas must be two numbers in [0, 1), got {self.betas!r}; give for example (0.9,"
                 " 0.999)"
@@ -135,18 +136,19 @@ class InnerAdam(InvertibleOptimizer):
         return w, torch.zeros_like(w), torch.zeros_like(w)
 
     def _corrected(self, t: int, lr: float, damping: float = 0.0) -> tuple[float, float, float]:
-        """`a, e, r`: the bias corrections of step t folded into the three scalars."""
+        """a, e and r: the bias corrections of step t folded into the three scalars."""
         beta1, beta2 = self.betas
         c = 1 - beta2**t
-        return (
-            lr * math.sqrt(c) / (1 - beta1**t),
-            (self.eps + damping) * math.sqrt(c),
-            self.eps_root * c,
-        )
+        a = lr * math.sqrt(c) / (1 - beta1**t)
+        e = (self.eps + damping) * math.sqrt(c)
+        r = self.eps_root * c
+        return a, e, r
 
     def step(self, state: State, g: Tensor, t: int, lr: float, out: State | None = None) -> State:
-        (w, m, v), (w_out, m_out, v_out) = state, out or (None, None, None)
-        (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr)
+        w, m, v = state
+        w_out, m_out, v_out = out or (None, None, None)
+        beta1, beta2 = self.betas
+        a, e, r = self._corrected(t, lr)
         g = decayed(g, w, self.coupled)  # (1)
         m = torch.lerp(m, g, 1 - beta1, out=m_out)  # (2)
         v = torch.addcmul(torch.mul(v, beta2, out=v_out), g, g, value=1 - beta2, out=v_out)  # (3)
@@ -157,22 +159,25 @@ class InnerAdam(InvertibleOptimizer):
     def pullback(
         self, w: Tensor, accumulators: State, g: Tensor, cotangent: State, t: int, lr: float
     ) -> Tensor:
-        (m, v), (dw, dm, dv) = accumulators, cotangent
-        (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr, self.damping)
+        m, v = accumulators
+        dw, dm, dv = cotangent
+        beta1, beta2 = self.betas
+        a, e, r = self._corrected(t, lr, self.damping)
         g = decayed(g, w, self.coupled)  # (1)
         x = v + r if r else v
         s = root(x)
         denominator = s + e
         u = (dw * a).div_(denominator)
         dm.sub_(u)  # (5)
-        # (6), m/s first: it is of order one, s³ could underflow. Where v is 0, m need not be: the
+        # m/s first: it is of order one, and s³ could underflow. Where v is 0, m need not be: the
         # integers of `Reversible` round v.
-        dv.addcmul_(u, (m / s).mul_(moves_root(x)).div_(denominator), value=0.5)
+        ratio = (m / s).mul_(moves_root(x)).div_(denominator)
+        dv.addcmul_(u, ratio, value=0.5)  # (6)
         dg = (dm * (1 - beta1)).addcmul_(g, dv, value=2 * (1 - beta2))  # (7)
         dm.mul_(beta1)  # (8)
-        dv.mul_(beta2)
+        dv.mul_(beta2)  # (8)
         if self.coupled:
-            dw.add_(dg, alpha=self.coupled)
+            dw.add_(dg, alpha=self.coupled)  # (8)
         return dg
 
     @property
@@ -180,19 +185,27 @@ class InnerAdam(InvertibleOptimizer):
         return tuple(self.betas)
 
     def increments(self, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        beta1, beta2 = self.betas
         g = decayed(g, w, self.coupled)  # (1)
-        return g * (1 - self.betas[0]), g.square().mul_(1 - self.betas[1])  # (2), (3)
+        of_m = g * (1 - beta1)  # (2)
+        of_v = g.square().mul_(1 - beta2)  # (3)
+        return of_m, of_v
 
     def displacement(self, accumulators: State, t: int, lr: float) -> Tensor:
-        (m, v), (a, e, r) = accumulators, self._corrected(t, lr)
-        return m.mul_(a).div_(root(v.add_(r) if r else v).add_(e))  # (4)
+        m, v = accumulators
+        a, e, r = self._corrected(t, lr)
+        s = root(v.add_(r) if r else v)
+        return m.mul_(a).div_(s.add_(e))  # (4)
 
     def resolution(self, index: int) -> int:
         # The least denominator is that of v = 0 in the first step. With q bits below it in m and 2q
         # in v, both change m / (s + e) by about 2^-q, as |m| is of the order of s.
-        least = -math.log2((self.eps + math.sqrt(self.eps_root)) * math.sqrt(1 - self.betas[1]))
-        q = max(0, math.ceil(least)) + FLOAT32_BITS + 1
-        return q if index == 0 else 2 * q - FLOAT32_BITS
+        _, beta2 = self.betas
+        least = (self.eps + math.sqrt(self.eps_root)) * math.sqrt(1 - beta2)
+        q = max(0, math.ceil(-math.log2(least))) + FLOAT32_BITS + 1
+        of_m = q
+        of_v = 2 * q - FLOAT32_BITS
+        return (of_m, of_v)[index]
 
 
 @dataclass(frozen=True)
@@ -202,12 +215,6 @@ class InnerAdamW(InnerAdam):
     It is `InnerAdam` with two changes. (1) is $w \leftarrow (1 - \alpha\lambda)\, w$ in place of a
     summand of the gradient; and at the end of its reverse, (8) has $dw \leftarrow (1 -
     \alpha\lambda)\, dw$ in place of the summand $\lambda\, dg$.
-
-    Args:
-        weight_decay: $\lambda$. The class has the default of torch, 0.01, and a config that of the
-            stock Trainer, 0.
-        no_decay: names of parameters with $\lambda = 0$. The stock Trainer has all biases and norms
-            there; a config's inner loop, too.
 
     Raises:
         ValueError: a hyper-parameter is out of its range; in `unroll`, `no_decay` names no
@@ -220,7 +227,13 @@ class InnerAdamW(InnerAdam):
     weight_decay: float = described(
         0.01, "λ of the inner optimizer", name="inner_weight_decay", start=0.0
     )
+    r"""$\lambda$. The class has the default of torch, 0.01, and a config that of the stock Trainer,
+    0.
+    """
     no_decay: tuple[str, ...] = ()
+    r"""Names of parameters with $\lambda = 0$. The stock Trainer has all biases and norms there; a
+    config's inner loop, too.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -231,7 +244,8 @@ class InnerAdamW(InnerAdam):
             )
 
     def by_parameter(self, shapes: Mapping[str, torch.Size]) -> dict[str, InnerOptimizer]:
-        if unknown := set(self.no_decay) - set(shapes):
+        unknown = set(self.no_decay) - set(shapes)
+        if unknown:
             raise ValueError(
                 f"no_decay names {min(unknown)!r}, which is none of {', '.join(shapes):.200}"
             )
@@ -245,14 +259,16 @@ class InnerAdamW(InnerAdam):
         return 1 - lr * self.weight_decay
 
     def step(self, state: State, g: Tensor, t: int, lr: float, out: State | None = None) -> State:
-        w = torch.mul(state[0], self.shrinkage(lr), out=out and out[0])  # (1)
-        return super().step((w, *state[1:]), g, t, lr, out)
+        w, *accumulators = state
+        w = torch.mul(w, self.shrinkage(lr), out=None if out is None else out[0])  # (1)
+        return super().step((w, *accumulators), g, t, lr, out)
 
     def pullback(
         self, w: Tensor, accumulators: State, g: Tensor, cotangent: State, t: int, lr: float
     ) -> Tensor:
+        dw, _, _ = cotangent
         dg = super().pullback(w, accumulators, g, cotangent, t, lr)
-        cotangent[0].mul_(self.shrinkage(lr))  # (8)
+        dw.mul_(self.shrinkage(lr))  # (8)
         return dg
 
 
@@ -280,15 +296,16 @@ class PaperAdam(InnerAdam):
     def pullback(
         self, w: Tensor, accumulators: State, g: Tensor, cotangent: State, t: int, lr: float
     ) -> Tensor:
-        (m, v), (dw, dm, _) = accumulators, cotangent
-        (beta1, beta2), (a, e, r) = self.betas, self._corrected(t, lr, self.damping)
+        m, v = accumulators
+        dw, dm, _ = cotangent
+        beta1, beta2 = self.betas
+        a, e, r = self._corrected(t, lr, self.damping)
         g = decayed(g, w, self.coupled)
         x = v + r
         s = root(x)
         u = (dw * a).div_(s + e)
-        dm.addcmul_(
-            u, (m / s).mul_(moves_root(x)).div_(s + e).mul_(g), value=(1 - beta2) / (1 - beta1)
-        ).sub_(u)  # (1)
+        ratio = (m / s).mul_(moves_root(x)).div_(s + e).mul_(g)
+        dm.addcmul_(u, ratio, value=(1 - beta2) / (1 - beta1)).sub_(u)  # (1)
         dg = dm * (1 - beta1)  # (2)
         dm.mul_(beta1)  # (3)
         if self.coupled:

@@ -24,6 +24,9 @@ State = tuple[Tensor, ...]
 """The parameters and their accumulators."""
 
 FLOAT32_BITS = 24
+"""Bits of the significand of a float32."""
+
+_CLIP_EPS = 1e-6  # of torch.nn.utils.clip_grad_norm_
 
 
 def described(default: Any, help: str, **metadata: Any) -> Any:
@@ -74,41 +77,44 @@ class InnerOptimizer(ABC):
     learning rate of a step is `rate(step)`, where `step` is the global step, which the inner loss
     also gets.
 
-    A subclass is a frozen dataclass of its hyper-parameters. Those that are a `setting` can be set
+    A subclass is a frozen dataclass of its hyper-parameters. Those that are `described` can be set
     by a config; the others, in Python alone.
     """
 
-    # Number of buffers in a state.
     fields: ClassVar[int]
-    # Whether `pullback` is the derivative of `step`. If it is not, adjoints that differentiate
-    # `step` itself refuse the optimizer.
+    """Number of buffers in a state."""
     exact: ClassVar[bool] = True
-    # Whether each number of a parameter has its update alone. If not, parts get whole parameters,
-    # and `unroll` does not differentiate.
+    """Whether `pullback` is the derivative of `step`. If it is not, adjoints that differentiate
+    `step` itself refuse the optimizer.
+    """
     elementwise: ClassVar[bool] = True
-    # Hyper-parameters that transformers' optimizer lacks or treats differently. At 0 there is no
-    # difference.
+    """Whether each number of a parameter has its update alone. If not, a step gets whole
+    parameters, and `unroll` does not differentiate.
+    """
     without_stock_twin: ClassVar[tuple[str, ...]] = ()
-
-    # Whether parameters without a gradient stay as they are, if they do not decay. Of this very
-    # class: one that is derived may do otherwise.
+    """Hyper-parameters that transformers' optimizer lacks or treats differently. At 0 there is no
+    difference.
+    """
     unused_stay: ClassVar[bool] = False
+    """Whether parameters without a gradient stay as they are, if they do not decay. It counts for
+    the class that states it alone: one that is derived may do otherwise.
+    """
+
+    lr: float
+    """α, the learning rate."""
+    lr_schedule: Callable[[int], float] | None
+    """Maps the global step to a multiplier of `lr`."""
+    max_grad_norm: float | None = None
+    """C of (1) and (2); None does not clip."""
 
     @property
     def keeps_unused(self) -> bool:
         """Whether a parameter whose gradient is zero in every step stays as it is, bit for bit, and
         changes nothing of the others.
         """
-        # A norm's last bits depend on how many zeros it sums.
-        return (
-            vars(type(self)).get("unused_stay", False)
-            and self.weight_decay == 0
-            and self.max_grad_norm is None
-        )
-
-    lr: float
-    lr_schedule: Callable[[int], float] | None
-    max_grad_norm: float | None = None
+        stays = vars(type(self)).get("unused_stay", False)
+        # The last bits of a norm depend on how many zeros it sums.
+        return stays and self.weight_decay == 0 and self.max_grad_norm is None
 
     def by_parameter(self, shapes: Mapping[str, torch.Size]) -> dict[str, InnerOptimizer]:
         """The optimizer of each parameter. They may differ in hyper-parameters of `step` and
@@ -133,7 +139,8 @@ class InnerOptimizer(ABC):
         if self.max_grad_norm is None:
             return g
         c, _ = self._clipping(g)
-        return tuple(x * c.clamp(max=1).to(x) for x in g)  # (1)
+        c = c.clamp(max=1)
+        return tuple(x * c.to(x) for x in g)  # (1)
 
     def clip_pullback(self, g: State, dg: State) -> State:
         """The cotangent of the gradient `g` from that of the clipped one, `dg`, which is
@@ -144,18 +151,17 @@ class InnerOptimizer(ABC):
         c, n = self._clipping(g)
         pairs = zip(_parts(g), _parts(dg), strict=True)
         inner = torch.stack([torch.dot(x, dx).to(n) for x, dx in pairs]).sum()
-        along = torch.where(
-            c <= 1, inner / (n * (n + _CLIP_EPS)).clamp_min(torch.finfo(n.dtype).tiny), 0.0
-        )
+        denominator = (n * (n + _CLIP_EPS)).clamp_min(torch.finfo(n.dtype).tiny)
+        along = torch.where(c <= 1, inner / denominator, 0.0)
         c = c.clamp(max=1)
-        return tuple(
-            dx.addcmul_(x, along.to(x), value=-1).mul_(c.to(x)) for x, dx in zip(g, dg, strict=True)
-        )  # (2)
+        for x, dx in zip(g, dg, strict=True):
+            dx.addcmul_(x, along.to(x), value=-1).mul_(c.to(x))  # (2)
+        return dg
 
     def _clipping(self, g: State) -> tuple[Tensor, Tensor]:
-        """C / (n + 1e-6), and n. On a CPU, parts have the norm first: one sum of squares over
-        millions of float32 is wrong by per mille.
-        """
+        """C / (n + 1e-6), and n."""
+        # Of parts first: on a CPU, one sum of squares over millions of float32 is wrong by per
+        # mille.
         norms = [torch.linalg.vector_norm(x) for x in _parts(g)]
         n = torch.linalg.vector_norm(torch.stack([x.to(norms[0].device) for x in norms]))
         return self.max_grad_norm / (n + _CLIP_EPS), n
@@ -177,7 +183,9 @@ class InnerOptimizer(ABC):
         """The learning rate of a global step: `lr`, times `lr_schedule(step)` where there is a
         schedule. It is a number: to differentiate in a learning rate, put it into the loss.
         """
-        return self.lr if self.lr_schedule is None else self.lr * float(self.lr_schedule(step))
+        if self.lr_schedule is None:
+            return self.lr
+        return self.lr * float(self.lr_schedule(step))
 
     @abstractmethod
     def init(self, w: Tensor) -> State:
@@ -238,10 +246,8 @@ class InvertibleOptimizer(InnerOptimizer):
         """
 
 
-_CLIP_EPS = 1e-6  # of torch.nn.utils.clip_grad_norm_
-
-
 def _parts(g: State) -> list[Tensor]:
+    """The elements of all buffers, so many at a time as a device is fast with."""
     return [part for flat in g for part in flat.split(portions(flat).update)]
 
 
@@ -284,7 +290,8 @@ def check_fields(optimizer: InnerOptimizer, *names: str) -> None:
             raise ValueError(
                 f"{name} must be a finite number >= 0, got {value!r}; 0.0 turns it off"
             )
-    if (most := optimizer.max_grad_norm) is not None and not (is_number(most) and most > 0):
+    norm = optimizer.max_grad_norm
+    if norm is not None and not (is_number(norm) and norm > 0):
         raise ValueError(
-            f"max_grad_norm must be None or a finite number > 0, got {most!r}; None turns it off"
+            f"max_grad_norm must be None or a finite number > 0, got {norm!r}; None turns it off"
         )

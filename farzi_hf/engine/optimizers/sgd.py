@@ -35,28 +35,25 @@ class InnerSGD(InvertibleOptimizer):
     5. $dg = dm$
     6. $dm \leftarrow \mu\, dm$, $dw \leftarrow dw + \lambda\, dg$
 
-    Args:
-        lr: $\alpha$, the learning rate.
-        momentum: $\mu$, in [0, 1).
-        weight_decay: $\lambda$; $\lambda w$ is added to the gradient.
-        lr_schedule: maps the global step to a multiplier of `lr`.
-        max_grad_norm: $C$, see `InnerOptimizer`; None does not clip.
-
     Raises:
         ValueError: a hyper-parameter is out of its range.
     """
 
     fields: ClassVar[int] = 2
     unused_stay: ClassVar[bool] = True
-    without_stock_twin: ClassVar[tuple[str, ...]] = (
-        "weight_decay",
-    )  # Trainer leaves out biases and norms
+    # Trainer leaves out biases and norms.
+    without_stock_twin: ClassVar[tuple[str, ...]] = ("weight_decay",)
 
     lr: float = learning_rate()
+    r"""$\alpha$, the learning rate."""
     momentum: float = described(0.0, "momentum of the inner SGD", name="inner_momentum")
+    r"""$\mu$, in [0, 1)."""
     weight_decay: float = weight_decay()
+    r"""$\lambda$; $\lambda w$ is added to the gradient."""
     lr_schedule: Callable[[int], float] | None = None
+    """Maps the global step to a multiplier of `lr`."""
     max_grad_norm: float | None = max_grad_norm()
+    """$C$, see `InnerOptimizer`; None does not clip."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -66,10 +63,9 @@ class InnerSGD(InvertibleOptimizer):
             )
 
     def stock_settings(self) -> dict[str, Any]:
-        momentum = f"momentum={self.momentum}"
         return {
             "optim": "sgd",
-            "optim_args": momentum,
+            "optim_args": f"momentum={self.momentum}",
             "learning_rate": self.lr,
             "weight_decay": self.weight_decay,
         }
@@ -78,7 +74,8 @@ class InnerSGD(InvertibleOptimizer):
         return w, torch.zeros_like(w)
 
     def step(self, state: State, g: Tensor, t: int, lr: float, out: State | None = None) -> State:
-        (w, m), (w_out, m_out) = state, out or (None, None)
+        w, m = state
+        w_out, m_out = out or (None, None)
         g = decayed(g, w, self.weight_decay)  # (1)
         m = torch.add(g, m, alpha=self.momentum, out=m_out)  # (2)
         w = torch.add(w, m, alpha=-lr, out=w_out)  # (3)
@@ -92,7 +89,7 @@ class InnerSGD(InvertibleOptimizer):
         dg = dm.clone()  # (5)
         dm.mul_(self.momentum)  # (6)
         if self.weight_decay:
-            dw.add_(dg, alpha=self.weight_decay)
+            dw.add_(dg, alpha=self.weight_decay)  # (6)
         return dg
 
     @property

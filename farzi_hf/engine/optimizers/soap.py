@@ -4,9 +4,10 @@ differentiate through it.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -15,10 +16,14 @@ from torch import Tensor
 from farzi_hf.engine.optimizers.adam import InnerAdamW
 from farzi_hf.engine.optimizers.base import InnerOptimizer, State, root
 
-_EVERY = 10  # steps between two turns of the coordinates
-_RIDGE = 0.1  # without it, rounding alone would choose coordinates where a gradient has few ranks
-_MOST = 1024  # rows or columns: a turn costs their number cubed
-_LONGER = 4  # times the other side, which limits the ranks of G
+_TURN_EVERY = 10  # steps
+_FIRST_STEPS = 10  # of which each turns the coordinates
+# Without it, rounding alone would choose coordinates where a gradient has few ranks.
+_RIDGE = 0.1
+# Rows or columns of a side that is turned: a turn costs their number cubed.
+_LARGEST_SIDE = 1024
+# Times the other side, which limits the ranks of G.
+_LONGEST_SIDE = 4
 
 
 @dataclass(frozen=True)
@@ -43,33 +48,34 @@ class InnerSoap(InnerAdamW):
     A side of more than 1,024 numbers, or of more than four times the other, is not turned. Vectors
     have the step of `InnerAdamW`, and so has a matrix of one row or column. The last dimension of a
     tensor is its columns, and all others are its rows.
-
-    Args:
-        shape: of the one parameter, (r, c), or (K, r, c) of K learners; see `by_parameter`, which
-            gives it.
-        stacked: whether parameters are those of K learners, stacked along the first dimension.
     """
 
     elementwise: ClassVar[bool] = False
 
     shape: tuple[int, ...] = ()
+    """Of the one parameter, (r, c), or (K, r, c) of K learners; `by_parameter` gives it."""
     stacked: bool = False
+    """Whether parameters are those of K learners, stacked along the first dimension."""
 
     def by_parameter(self, shapes: Mapping[str, torch.Size]) -> dict[str, InnerOptimizer]:
-        adam = InnerAdamW(**{each.name: getattr(self, each.name) for each in fields(InnerAdamW)})
-        found: dict[str, InnerOptimizer] = {}
-        for name, own in adam.by_parameter(shapes).items():
-            learners, each = shapes[name][: int(self.stacked)], shapes[name][int(self.stacked) :]
-            rows, columns = math.prod(each[:-1]), math.prod(each[-1:])
-            if 1 < min(rows, columns) <= _MOST:
-                own = replace(
+        settings = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(InnerAdamW)
+        }
+        optimizers = InnerAdamW(**settings).by_parameter(shapes)
+        for name, adam in optimizers.items():
+            of_learners = int(self.stacked)  # dimensions
+            learners = shapes[name][:of_learners]
+            shape = shapes[name][of_learners:]
+            rows = math.prod(shape[:-1])
+            columns = math.prod(shape[-1:])
+            if 1 < min(rows, columns) <= _LARGEST_SIDE:
+                optimizers[name] = replace(
                     self,
-                    weight_decay=own.weight_decay,
+                    weight_decay=adam.weight_decay,
                     no_decay=(),
                     shape=(*learners, rows, columns),
                 )
-            found[name] = own
-        return found
+        return optimizers
 
     def of_stacks(self) -> InnerOptimizer | None:
         return replace(self, stacked=True) if self.max_grad_norm is None else None
@@ -80,59 +86,82 @@ class InnerSoap(InnerAdamW):
 
     @property
     def fields(self) -> int:
+        """w, M and V, and for each side that is turned, its mean (R or L) and its turn (Q or P)."""
         return 3 + 2 * len(self._sides)
 
     @property
     def _sides(self) -> list[int]:
-        return [
-            side
-            for side in (-2, -1)
-            if self.shape[side] <= min(_MOST, _LONGER * self.shape[-3 - side])
-        ]
+        """The dimensions that are turned: −2 has L and P, −1 has R and Q."""
+        *_, rows, columns = self.shape
+        sides = []
+        if rows <= min(_LARGEST_SIDE, _LONGEST_SIDE * columns):
+            sides.append(-2)
+        if columns <= min(_LARGEST_SIDE, _LONGEST_SIDE * rows):
+            sides.append(-1)
+        return sides
 
     def init(self, w: Tensor) -> State:
-        how = {"dtype": torch.promote_types(w.dtype, torch.float32), "device": w.device}
-        starts = [
-            torch.eye(self.shape[side], **how).expand(*self.shape[:-2], -1, -1)
-            for side in self._sides
-        ]
-        return *super().init(w), *(x for Q in starts for x in (torch.zeros_like(Q), Q.clone()))
+        state = list(super().init(w))
+        dtype = torch.promote_types(w.dtype, torch.float32)
+        learners = self.shape[:-2]
+        for side in self._sides:
+            eye = torch.eye(self.shape[side], dtype=dtype, device=w.device)
+            Q = eye.expand(*learners, -1, -1)
+            state += [torch.zeros_like(Q), Q.clone()]
+        return tuple(state)
 
     def step(self, state: State, g: Tensor, t: int, lr: float, out: State | None = None) -> State:
-        (w, m, v, *turns), out = state, out or tuple(map(torch.empty_like, state))
-        (beta1, beta2), (a, e, _), like = self.betas, self._corrected(t, lr), turns[0]
-        G, bases = g.view(self.shape).to(like), {}
+        w, m, v, *means_and_turns = state
+        if out is None:
+            out = tuple(map(torch.empty_like, state))
+        w_out, m_out, v_out, *means_and_turns_out = out
+        beta1, beta2 = self.betas
+        a, e, _ = self._corrected(t, lr)
+        new_share = 1.0 if t == 1 else 1 - beta2  # of the means R and L
+        is_turned_now = t <= _FIRST_STEPS or t % _TURN_EVERY == 0
+
+        def matrix(x: Tensor) -> Tensor:
+            """A flat buffer as a matrix, in the precision of the turns."""
+            return x.view(self.shape).to(means_and_turns[0])
+
+        G = matrix(g)
+        turns = {}
         for i, side in enumerate(self._sides):
-            C, last, X = (
-                turns[2 * i],
-                turns[2 * i + 1],
-                G if side == -1 else G.mT,
-            )  # C is R or L, and Q is Q or P
-            C = torch.lerp(C, X.mT @ X, 1 - beta2 if t > 1 else 1.0, out=out[3 + 2 * i])  # (1)
-            if t <= _EVERY or t % _EVERY == 0:  # (2)
-                ridge = _RIDGE * C.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-                last = torch.linalg.qr(C @ last + ridge * last).Q
-            bases[side] = out[4 + 2 * i].copy_(last)
-        m = torch.lerp(m, g, 1 - beta1, out=out[1])  # (3)
-        P, Q = bases.get(-2), bases.get(-1)
-        turned = _turned(G, P, Q)
-        v = torch.addcmul(
-            v.view(self.shape).to(like) * beta2, turned, turned, value=1 - beta2
-        )  # (4)
-        move = _turned(m.view(self.shape).to(like), P, Q).div_(root(v).add_(e))
-        back = _turned(move, *(None if x is None else x.mT for x in (P, Q)))
-        w = torch.mul(w, self.shrinkage(lr), out=out[0]).sub_(back.flatten().to(w), alpha=a)  # (5)
-        out[2].copy_(v.flatten())
-        return w, m, *out[2:]
+            # Those of the columns; those of the rows are L and P.
+            R, Q = means_and_turns[2 * i : 2 * i + 2]
+            R_out, Q_out = means_and_turns_out[2 * i : 2 * i + 2]
+            X = G if side == -1 else G.mT
+            R = torch.lerp(R, X.mT @ X, new_share, out=R_out)  # (1)
+            if is_turned_now:
+                ridge = _RIDGE * R.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+                Q = torch.linalg.qr(R @ Q + ridge * Q).Q  # (2)
+            turns[side] = Q_out.copy_(Q)
+        P = turns.get(-2)
+        Q = turns.get(-1)
+        m = torch.lerp(m, g, 1 - beta1, out=m_out)  # (3)
+        turned = _product(_transposed(P), G, Q)
+        V = torch.addcmul(matrix(v) * beta2, turned, turned, value=1 - beta2)  # (4)
+        move = _product(_transposed(P), matrix(m), Q).div_(root(V).add_(e))
+        move = _product(P, move, _transposed(Q)).flatten().to(w)
+        w = torch.mul(w, self.shrinkage(lr), out=w_out).sub_(move, alpha=a)  # (5)
+        v_out.copy_(V.flatten())
+        return w, m, v_out, *means_and_turns_out
 
     def pullback(self, *_: Any) -> Tensor:
         raise NotImplementedError("InnerSoap has no pullback")
 
 
-def _turned(x: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
-    """Lᵀ x R."""
-    x = x if left is None else left.mT @ x
-    return x if right is None else x @ right
+def _transposed(turn: Tensor | None) -> Tensor | None:
+    return None if turn is None else turn.mT
+
+
+def _product(left: Tensor | None, x: Tensor, right: Tensor | None) -> Tensor:
+    """L x R. A side that is not turned has None."""
+    if left is not None:
+        x = left @ x
+    if right is not None:
+        x = x @ right
+    return x
 
 
 class Soap(torch.optim.Optimizer):
@@ -149,33 +178,41 @@ class Soap(torch.optim.Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         InnerSoap(lr, betas, eps, weight_decay=weight_decay)  # checks them
-        super().__init__(
-            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        )
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """One step."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        for group in self.param_groups:  # whose rate may be 0
-            own = InnerSoap(
-                self.defaults["lr"],
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            soap = InnerSoap(
+                self.defaults["lr"],  # the group's may be 0, which `InnerSoap` refuses
                 group["betas"],
                 group["eps"],
                 weight_decay=group["weight_decay"],
             )
-            for p in (p for p in group["params"] if p.grad is not None):
-                [inner], state, w = (
-                    own.by_parameter({"p": p.shape}).values(),
-                    self.state[p],
-                    p.detach().reshape(-1),
-                )
-                m, v, *turns = state["accumulators"] if state else inner.init(w)[1:]
-                # `load_state_dict` has given them p's type.
-                turns = [x.to(torch.promote_types(x.dtype, torch.float32)) for x in turns]
-                state["step"], before = state.get("step", 0) + 1, (w, m, v, *turns)
-                w, *state["accumulators"] = inner.step(
-                    before, p.grad.reshape(-1), state["step"], float(group["lr"])
-                )
-                p.copy_(w.view_as(p))
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._step_of(p, soap, float(group["lr"]))
         return loss
+
+    def _step_of(self, p: Tensor, soap: InnerSoap, lr: float) -> None:
+        """One step of one parameter."""
+        optimizer = soap.by_parameter({"p": p.shape})["p"]
+        state = self.state[p]
+        w = p.detach().reshape(-1)
+        if not state:
+            state["step"] = 0
+            state["accumulators"] = list(optimizer.init(w)[1:])
+        m, v, *others = state["accumulators"]
+        # `load_state_dict` has given them p's type.
+        others = [x.to(torch.promote_types(x.dtype, torch.float32)) for x in others]
+        state["step"] += 1
+        w, *state["accumulators"] = optimizer.step(
+            (w, m, v, *others), p.grad.reshape(-1), state["step"], lr
+        )
+        p.copy_(w.view_as(p))

@@ -6,32 +6,23 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import DatasetCard, DatasetCardData
-from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from farzi_hf.common import text as markup
 from farzi_hf.data import Vocabulary
-from farzi_hf.summary.initialization import DRAWN, INPUT_SEQUENCES, WRITTEN
+from farzi_hf.summary.forms import Table
+from farzi_hf.summary.forms.common_labels import model_in_words
+from farzi_hf.summary.origins import shows_rows
+from farzi_hf.summary.store.contents import Contents
 from farzi_hf.summary.store.hub import PLACEHOLDER
 from farzi_hf.summary.store.results import check_results
-from farzi_hf.summary.store.tensor_file import SHARES, STORAGES, TEACHER
 from farzi_hf.summary.store.untrusted import NOT_SHOWN, sizes_of
-
-SHOWN = 500  # sequences of the page to browse: it should open at once
-_TABLES = {
-    "latents": "latents",
-    "decoder": "decoder",
-    "labels": "label_latents",
-    "label_decoder": "label_decoder",
-}
-"""The tables of the dataset repository, with the tensor that each of them shows."""
 
 _NEEDED = {"lr": ("learning_rate", 0.01), "steps": ("max_steps", 100)}
 """Settings of the inner loop that a student needs: their names in TrainingArguments, and values to
@@ -40,6 +31,7 @@ begin with where a summary has none.
 OF_THE_DATA = (
     "dataset",
     "data_bytes",
+    "data_bytes_flat",
     "data_bytes_after_xz",
     "data_sequences",
     "licence",
@@ -53,40 +45,23 @@ _SAID_ELSEWHERE = ("table", "split", "command", "verdict", *OF_THE_DATA)
 """Those that have a place of their own on the card."""
 
 
-@dataclass(frozen=True)
-class Contents:
-    """A summary as plain parts: tensors, a config, a vocabulary, and its likeliest tokens.
-
-    Attributes:
-        tensors: by the names that `farzi_hf.summary.forms` lists.
-        config: sizes and provenance, as `config.json` holds them.
-        vocabulary: what the entries stand for.
-        decoded: what `FarziData.decode` gives.
-        fixed: where a teacher labels, the rows that are shown, with labels of their own.
-    """
-
-    tensors: Mapping[str, Tensor]
-    config: PreTrainedConfig
-    vocabulary: Vocabulary
-    decoded: Sequence[Sequence[Mapping[str, Any]]]
-    fixed: Contents | None = None
-
-
 def render_card(
     contents: Contents,
     metrics: Mapping[str, Any] | None = None,
     recipe: Mapping[str, Any] | None = None,
     plots: Sequence[str] = (),
+    show_rows: bool = False,
 ) -> str:
     """The README of the artefact. A section without content is left out. Raises ValueError if a
-    cost, a size or the licence has another type than it needs.
+    cost, a size or the licence has another type than it needs, or no licence allows to show rows.
 
     Args:
         contents: of the artefact.
         metrics: figures and facts by name. The card lists all of them. These have a place of their
             own: `table`, a list of rows (dicts) in which `x_std` and `x_interval` go into the cell
-            of `x`; `dataset`, `data_bytes`, `data_bytes_after_xz` and `data_sequences` of what was
-            distilled; `split`, what was held out; `learner_parameters`; `distillation_seconds` and
+            of `x`; `dataset` and `data_sequences` of what was distilled, and its bytes:
+            `data_bytes` that one must keep, `data_bytes_flat` in flat bits, `data_bytes_after_xz`;
+            `split`, what was held out; `learner_parameters`; `distillation_seconds` and
             `device`; `student_seconds` of one training on the summary; `verdict`, whether it is
             worth it, a line each; `full_data_seconds` and `full_data_steps` of one on the full data
             that gets as good; `privacy`, in place of the words that say that nothing was done;
@@ -96,48 +71,59 @@ def render_card(
         recipe: shown unchanged. Its `learner`, a config as a mapping, is the model of "Train on
             it".
         plots: paths relative to the artefact.
+        show_rows: see `farzi_hf.summary.origins.shows_rows`.
 
     Strings are escaped: none of them is read as Markdown, HTML, YAML or Python.
     """
-    config, vocabulary, storage = (
-        contents.config,
-        contents.vocabulary,
-        STORAGES[contents.config.storage],
-    )
-    metrics, recipe = metrics or {}, recipe or {}
+    metrics = metrics or {}
+    recipe = recipe or {}
     check_results(metrics, recipe, "metrics", "recipe")
-    learner, given = recipe.get("learner"), recipe.get("teacher")
-    known = isinstance(learner, Mapping) and isinstance(learner.get("model_type"), str)
-    examples = greedy_texts(vocabulary, contents.decoded[:3]) if vocabulary.named else []
+    config = contents.config
+    vocabulary = contents.vocabulary
+    forms = contents.forms
+    origin = forms.inputs.origin
+    shown = shows_rows(origin, metrics, show_rows)
+    inputs = forms.inputs.words(vocabulary)
+    labels = forms.labels.words(inputs, vocabulary, contents.nbytes)
+    learner = recipe.get("learner")
+    learner_known = isinstance(learner, Mapping) and isinstance(learner.get("model_type"), str)
+    teachers = recipe.get("teacher")
+    teachers = teachers if isinstance(teachers, list) else [teachers]
+    inner = config.inner or {}
     card = DatasetCard.from_template(
-        _metadata(contents, metrics),
+        _metadata(contents, metrics, labels.tags),
         template_path=str(Path(__file__).parent / "templates" / "card.md"),
         repo=PLACEHOLDER,
         config=config,
         vocabulary=vocabulary,
-        tables=tables_of(contents.tensors),
+        inputs=inputs,
+        labels=labels,
+        browse=labels.browse if shown and forms.inputs.browsed is not None else "",
+        facts={**inputs.facts, **labels.facts},
+        input_tables=forms.inputs.tables(contents),
+        label_tables=forms.labels.tables(contents),
+        torch_code=forms.inputs.torch_code() + forms.labels.torch_code(),
+        commands=forms.labels.commands(PLACEHOLDER),
         metrics=metrics,
-        storage=storage,
-        nbytes=storage.nbytes(contents.tensors),
-        carried=_model(config.teacher),
-        teacher_size=sum(
-            x.numel() for name, x in contents.tensors.items() if name.startswith(TEACHER)
+        storage=contents.storage,
+        nbytes=contents.nbytes,
+        learner_facts=model_in_words(learner, metrics.get("learner_parameters")),
+        teachers=(
+            ", ".join(filter(None, map(model_in_words, teachers)))
+            if forms.labels.by_teachers
+            else ""
         ),
-        learner_facts=_model(learner, metrics.get("learner_parameters")),
-        teachers=", ".join(
-            filter(None, map(_model, given if isinstance(given, list) else [given]))
+        endless=forms.inputs.is_endless,
+        shown=shown,
+        origin=origin,
+        learner_known=learner_known,
+        learner=_learner_code(
+            learner if learner_known else vocabulary.small_learner, config, vocabulary
         ),
-        shown=min(SHOWN, config.num_sequences),
-        endless=SHARES in contents.tensors,
-        made=_protection(config, recipe),
-        learner_known=known,
-        learner=_learner_code(learner if known else vocabulary.small_learner, config, vocabulary),
-        guessed={
-            name: value for key, (name, value) in _NEEDED.items() if key not in (config.inner or {})
-        },
-        inner=markdown_table(
-            [{"setting": k, "value": str(v)} for k, v in (config.inner or {}).items()]
-        ),
+        guessed={name: value for key, (name, value) in _NEEDED.items() if key not in inner},
+        # Trainer has no name for this optimizer.
+        own_optimizer=forms.labels.carries_teacher or inner.get("optimizer") == "soap",
+        inner=markdown_table([{"setting": k, "value": str(v)} for k, v in inner.items()]),
         results=markdown_table(_with_spread(metrics.get("table", []))),
         figures=markdown_table(
             [{"figure": k, "value": v} for k, v in metrics.items() if k not in _SAID_ELSEWHERE]
@@ -145,14 +131,8 @@ def render_card(
         command=(
             markup.markdown_fence(str(metrics["command"]), "bash") if metrics.get("command") else ""
         ),
-        examples=(
-            markup.markdown_fence("\n".join(" ".join(text.split()) for text in examples), "text")
-            if examples
-            else ""
-        ),
-        positions=markdown_table(
-            [_position_row(j, p) for j, p in enumerate(contents.decoded[0][:8])]
-        ),
+        examples=_examples(contents) if shown and vocabulary.named else "",
+        positions=_positions(contents) if shown and vocabulary.named else "",
         recipe=markup.markdown_fence(markup.yaml_text(recipe).rstrip(), "yaml") if recipe else "",
         plots=[markup.markdown_image(plot) for plot in plots],
         ceil=math.ceil,
@@ -164,16 +144,17 @@ def render_card(
     return str(card)
 
 
-def tables_of(tensors: Collection[str]) -> list[str]:
-    """The names of the tables of a summary with those tensors, the default one first."""
-    return [*(name for name, tensor in _TABLES.items() if tensor in tensors), "tokens"]
+def tables_of(contents: Contents) -> list[Table]:
+    """The tables of a summary, the default one first."""
+    forms = contents.forms
+    return [*forms.inputs.tables(contents), *forms.labels.tables(contents)]
 
 
-def greedy_texts(vocabulary: Vocabulary, decoded: list) -> list[str]:
-    """Each decoded sequence as the text of its likeliest tokens."""
-    return [
-        vocabulary.text([position["tokens"][0] for position in sequence]) for sequence in decoded
-    ]
+def _examples(contents: Contents) -> str:
+    """The first sequences as text."""
+    sequences = contents.decoded[:3]
+    texts = (contents.forms.inputs.text(one, contents.vocabulary) for one in sequences)
+    return markup.markdown_fence("\n".join(" ".join(text.split()) for text in texts), "text")
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -192,44 +173,29 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _metadata(contents: Contents, metrics: Mapping[str, Any]) -> DatasetCardData:
+def _metadata(
+    contents: Contents, metrics: Mapping[str, Any], tags: Sequence[str]
+) -> DatasetCardData:
     """The YAML header. It holds no results, because the Hub knows no `model-index` of datasets."""
-    config, vocabulary, names = contents.config, contents.vocabulary, tables_of(contents.tensors)
+    config = contents.config
+    vocabulary = contents.vocabulary
     sizes = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M")
     tables = [
-        {"config_name": x, "data_files": [{"split": "train", "path": f"{x}/train-*.parquet"}]}
-        for x in names
+        {
+            "config_name": table.name,
+            "data_files": [{"split": "train", "path": f"{table.name}/train-*.parquet"}],
+        }
+        for table in tables_of(contents)
     ]
     tables[0]["default"] = True
     return DatasetCardData(
         pretty_name=f"Farzi data [{config.num_sequences}×{config.sequence_length}]",
         license=markup.one_line(metrics.get("licence") or "") or None,
-        tags=["farzi", "dataset-distillation", "synthetic", *vocabulary.tags],
+        tags=["farzi", *tags, *vocabulary.tags],
         task_categories=list(vocabulary.task_categories) or None,
         size_categories=[sizes[bisect_right([10**3, 10**4, 10**5, 10**6], config.num_sequences)]],
         configs=tables,
     )
-
-
-def _protection(config: PreTrainedConfig, recipe: Mapping[str, Any]) -> str:
-    """What the way in which the ids were made protects, in words; "" where nothing is
-    known of it.
-    """
-    if config.inputs == "tokens" and config.labels != "teacher":
-        return getattr(INPUT_SEQUENCES.get(str(recipe.get("input_sequences"))), "protects", "")
-    return {"drawn": DRAWN, "written": WRITTEN}.get(config.inputs, "")
-
-
-def _model(model: Any, parameters: float | None = None) -> str | None:
-    """A model of the recipe, in words."""
-    if not isinstance(model, Mapping) or "model_type" not in model:
-        return None
-    size = f", {parameters:,} parameters" if parameters else ""
-    # Sizes only: the recipe lists the other settings.
-    settings = ", ".join(
-        f"{k} {v}" for k, v in model.items() if type(v) is int and not k.endswith("_token_id")
-    )
-    return f"{model['model_type']}{size}" + (f" ({settings})" if settings else "")
 
 
 def _learner_code(
@@ -238,7 +204,8 @@ def _learner_code(
     """Python that makes the learner's config: sizes that follow from the summary, and the fields
     that differ from their class's defaults.
     """
-    kind, sizes = learner["model_type"], sizes_of(learner, config, vocabulary)
+    kind = learner["model_type"]
+    sizes = sizes_of(learner, config, vocabulary)
     of_class = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None  # noqa: SIM401
     default = {"dtype": "float32"}  # a class leaves it open
     changed = {
@@ -251,30 +218,23 @@ def _learner_code(
     def argument(name: str, value: Any) -> str:
         # In ASCII: Python normalises other names, and two could become equal.
         plain = name.isidentifier() and name.isascii() and not iskeyword(name)
-        return (
-            f"{name}={markup.python_literal(value)}"
-            if plain
-            else f"**{markup.python_literal({name: value})}"
-        )
+        if plain:
+            return f"{name}={markup.python_literal(value)}"
+        return f"**{markup.python_literal({name: value})}"
 
-    arguments = [
-        markup.python_literal(kind),
-        *(argument(name, value) for name, value in {**sizes, **changed}.items()),
-    ]
-    return (
-        "config = AutoConfig.for_model(\n" + "".join(f"    {part},\n" for part in arguments) + ")"
-    )
+    arguments = [markup.python_literal(kind)]
+    arguments += [argument(name, value) for name, value in {**sizes, **changed}.items()]
+    lines = "".join(f"    {each},\n" for each in arguments)
+    return f"config = AutoConfig.for_model(\n{lines})"
 
 
 def _with_spread(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows with `x ± x_std (x_interval)` in one cell."""
 
     def cell(row: Mapping[str, Any], name: str) -> Any:
-        text, spread, interval = (
-            _cell(row[name]),
-            row.get(f"{name}_std"),
-            row.get(f"{name}_interval"),
-        )
+        text = _cell(row[name])
+        spread = row.get(f"{name}_std")
+        interval = row.get(f"{name}_interval")
         if spread is not None:
             text += f" ± {_cell(spread, 2)}"
         return markup.Markdown(text if interval is None else f"{text} ({_cell(interval)})")
@@ -299,9 +259,11 @@ def _cell(value: Any, digits: int = 4) -> markup.Markdown:
     return markup.markdown_text(value)
 
 
-def _position_row(j: int, position: Mapping[str, Any]) -> dict[str, Any]:
-    def likeliest(of: str) -> markup.Markdown:
-        shown = zip(position[f"{of}tokens"], position[f"{of}probabilities"], strict=True)
+def _positions(contents: Contents) -> str:
+    """The first positions of the first sequence, as a table."""
+
+    def likeliest(tokens: Sequence[Any], probabilities: Sequence[float]) -> markup.Markdown:
+        shown = zip(tokens, probabilities, strict=True)
         return markup.Markdown(
             ", ".join(
                 f"{markup.markdown_code(str(token))} {probability:.2f}"
@@ -309,11 +271,14 @@ def _position_row(j: int, position: Mapping[str, Any]) -> dict[str, Any]:
             )
         )
 
-    row = {
-        "position": str(j),
-        "likeliest entries": likeliest(""),
-        "entropy (nats)": position["entropy"],
-    }
-    if "label_tokens" in position:
-        row |= {"its label": likeliest("label_"), "entropy of the label": position["label_entropy"]}
-    return row
+    forms = contents.forms
+    return markdown_table(
+        [
+            {
+                "position": str(j),
+                **forms.inputs.card_cells(position, likeliest),
+                **forms.labels.card_cells(position, likeliest),
+            }
+            for j, position in enumerate(contents.decoded[0][:8])
+        ]
+    )

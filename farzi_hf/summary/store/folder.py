@@ -22,7 +22,6 @@ in it are not ours to move.
 import os
 import re
 import shutil
-import stat
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
@@ -31,8 +30,10 @@ from typing import BinaryIO, TypeVar
 
 from torch import Tensor
 
-from farzi_hf.common.files import exclusive, find_file, flush, status_of
-from farzi_hf.data.vocabulary import ITEMS_FILE
+from farzi_hf.common.files import exclusive, find_file, flush, opened_plain, status_of
+from farzi_hf.common.text import YAML_BYTES
+from farzi_hf.data.tokenizer_file import TOKENIZER_LIMITS
+from farzi_hf.data.vocabulary import ITEMS_BYTES, ITEMS_FILE
 from farzi_hf.summary.store.tensor_file import listed_files, write_tensors
 
 T = TypeVar("T")
@@ -47,35 +48,35 @@ METRICS = "metrics.json"
 VIEWER = "viewer.html"
 PLOTS = "plots"
 VOCABULARY = ITEMS_FILE
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 
 _MIB = 2**20
 PLOTS_LIMIT = 64 * _MIB  # of all plots together
 LOADED_FILES: dict[str, int | None] = {
     TENSORS: None,
     CONFIG: _MIB,
-    RECIPE: _MIB // 8,
+    RECIPE: YAML_BYTES,
     METRICS: 2 * _MIB,
-    VOCABULARY: 64 * _MIB,
+    VOCABULARY: ITEMS_BYTES,
     **{
         f"{PLOTS}/*.{kind}": 32 * _MIB
         for kind in ("png", "jpg", "jpeg", "svg", "webp", "gif", "pdf")
     },
-    TOKENIZER: 64 * _MIB,
-    TOKENIZER_CONFIG: 4 * _MIB,
+    **TOKENIZER_LIMITS,
 }
 """The files that `FarziData.from_pretrained` reads: patterns of names, and the most bytes of each.
 None: the file is not read at once.
 """
-_TABLES = [
-    f"{name}/train-*.parquet"
-    for name in ("latents", "decoder", "tokens", "labels", "label_decoder")
-]
-_FILES = {**LOADED_FILES, **dict.fromkeys((CARD, VIEWER, *_TABLES))}
-_FOLDERS = sorted({pattern.split("/")[0] for pattern in _FILES if "/" in pattern})
+TABLES = ["latents", "decoder", "tokens", "labels", "label_decoder"]
+"""The folders of tables, see `Form.tables`. No others are ever replaced or removed."""
 # Such a name is a plain one on every system: it has no drive, no stream and no `..`, and is not
 # hidden.
 _PLAIN = re.compile(r"(?!\.)[^/\\:*?\"<>|\x00-\x1f]+")
+
+
+def _limits() -> dict[str, int | None]:
+    """The files that an artefact can have, as `LOADED_FILES` lists those that are loaded."""
+    tables = (f"{name}/train-*.parquet" for name in TABLES)
+    return {**LOADED_FILES, **dict.fromkeys((CARD, VIEWER, *tables))}
 
 
 def pattern_of(name: str) -> str | None:
@@ -84,21 +85,16 @@ def pattern_of(name: str) -> str | None:
     """
     if not all(map(_PLAIN.fullmatch, name.split("/"))):
         return None
-    return next(
-        (p for p in _FILES if p.count("/") == name.count("/") and fnmatchcase(name, p)), None
-    )
+    for pattern in _limits():
+        if pattern.count("/") == name.count("/") and fnmatchcase(name, pattern):
+            return pattern
+    return None
 
 
 # -- reading them ----------------------------------------------------------------------------------
 
 _WRITING = ".farzi-writing"
 _COMMITTED = ".farzi-committed"
-_FLAGS = (
-    os.O_RDONLY
-    | getattr(os, "O_NOFOLLOW", 0)
-    | getattr(os, "O_NONBLOCK", 0)
-    | getattr(os, "O_BINARY", 0)
-)
 
 
 class ArtefactFolder:
@@ -114,11 +110,11 @@ class ArtefactFolder:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.names = folder, [TENSORS, CONFIG]
+        self.folder = folder
+        self.names = [TENSORS, CONFIG]
         self._committed = find_file(folder, f"{_COMMITTED}/{TENSORS}") is not None
-        self.names = list(
-            dict.fromkeys([*filter(pattern_of, listed_files(self.path(TENSORS))), CONFIG, TENSORS])
-        )
+        listed = filter(pattern_of, listed_files(self.path(TENSORS)))
+        self.names = list(dict.fromkeys([*listed, CONFIG, TENSORS]))
         self.path(CONFIG)
 
     def find(self, name: str) -> Path | None:
@@ -132,7 +128,8 @@ class ArtefactFolder:
 
     def path(self, name: str) -> Path:
         """Where the file `name` lies."""
-        if (path := self.find(name)) is None:
+        path = self.find(name)
+        if path is None:
             raise FileNotFoundError(
                 f"{str(self.folder)!r} has no {name}, so it is not a Farzi summary; name one that"
                 " save_pretrained has written"
@@ -144,21 +141,13 @@ class ArtefactFolder:
         """The file `name`. It is refused where it is too large, or a link or a pipe has taken its
         place since it was found.
         """
-        path, limit = self.path(name), _FILES[pattern_of(name)]
-        with os.fdopen(os.open(path, _FLAGS), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise ValueError(f"{path} is no plain file; put the file there, or remove it")
-            if limit is not None and found.st_size > limit:
-                raise ValueError(
-                    f"{path} is larger than the {limit:,} bytes that are read; remove or shrink it"
-                )
+        with opened_plain(self.path(name), _limits()[pattern_of(name)]) as file:
             yield file
 
     def read(self, name: str) -> bytes:
         """The content of the file `name`, one with a limit."""
         with self.opened(name) as file:
-            return file.read(_FILES[pattern_of(name)])
+            return file.read(_limits()[pattern_of(name)])
 
 
 def read_artefact(folder: Path, read: Callable[[ArtefactFolder], T]) -> T:
@@ -167,8 +156,8 @@ def read_artefact(folder: Path, read: Callable[[ArtefactFolder], T]) -> T:
     """
 
     def state() -> list[tuple[int, int] | None]:
-        found = [status_of(path) for path in (folder / _COMMITTED / TENSORS, folder / TENSORS)]
-        return [facts and (facts.st_ino, facts.st_mtime_ns) for facts in found]
+        paths = (folder / _COMMITTED / TENSORS, folder / TENSORS)
+        return [facts and (facts.st_ino, facts.st_mtime_ns) for facts in map(status_of, paths)]
 
     before = state()
     try:
@@ -200,7 +189,14 @@ def replace_files(folder: Path, write: Callable[[Path], None], tensors: dict[str
             write(writing)
             names = [path.relative_to(writing).as_posix() for path in _files(writing)]
             for name in names:
-                size, limit = (writing / name).stat().st_size, _FILES[pattern_of(name)]
+                pattern = pattern_of(name)
+                if pattern is None:
+                    raise ValueError(
+                        f"an artefact has no place for {name}; a table of a new form needs a line"
+                        " in TABLES of farzi_hf/summary/store/folder.py"
+                    )
+                size = (writing / name).stat().st_size
+                limit = _limits()[pattern]
                 if limit is not None and size > limit:
                     raise ValueError(
                         f"{name} would have {size:,} bytes, of which {limit:,} are read; make it"
@@ -218,14 +214,14 @@ def replace_files(folder: Path, write: Callable[[Path], None], tensors: dict[str
 
 def _move_into_place(folder: Path) -> None:
     """Ends the state `committed`, if the folder is in it. It can be interrupted and repeated."""
-    if new := _listed(folder, f"{_COMMITTED}/{TENSORS}"):
+    new = _listed(folder, f"{_COMMITTED}/{TENSORS}")
+    if new:
         check_destination(folder, new)
         for name in _listed(folder, TENSORS) - new:
             (folder / name).unlink(missing_ok=True)
         for name in [*new, TENSORS]:
-            if (
-                source := find_file(folder, f"{_COMMITTED}/{name}")
-            ) is not None:  # else it was moved before
+            source = find_file(folder, f"{_COMMITTED}/{name}")
+            if source is not None:  # else it was moved before
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(source, folder / name)
     _remove(folder / _COMMITTED)
@@ -243,9 +239,8 @@ def check_destination(folder: Path, names: Collection[str] = (CONFIG, CARD, VIEW
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"folder={str(folder)!r} is a file; name a folder to save the summary in")
     owned = _listed(folder, TENSORS) | _listed(folder, f"{_COMMITTED}/{TENSORS}")
-    for name in sorted(
-        {*names, *owned}
-    ):  # the old files too: none is replaced or removed through a link
+    # The old files too: none is replaced or removed through a link.
+    for name in sorted({*names, *owned}):
         if find_file(folder, name) is not None and name not in owned:
             raise ValueError(
                 f"folder={str(folder)!r} has a {name} but no {TENSORS} that claims it; choose"
@@ -258,9 +253,7 @@ def _listed(folder: Path, tensors: str) -> set[str]:
     without tensors.
     """
     path = find_file(folder, tensors)
-    return (
-        set() if path is None else {CONFIG, CARD, VIEWER, *filter(pattern_of, listed_files(path))}
-    )
+    return set() if path is None else {CONFIG, CARD, *filter(pattern_of, listed_files(path))}
 
 
 def _remove(folder: Path) -> None:
@@ -271,7 +264,8 @@ def _remove(folder: Path) -> None:
         for path in _files(folder):
             if pattern_of(path.relative_to(folder).as_posix()):
                 path.unlink()
-        for path in (*(folder / name for name in _FOLDERS), folder):
+        inside = {pattern.split("/")[0] for pattern in _limits() if "/" in pattern}
+        for path in (*(folder / name for name in sorted(inside)), folder):
             with suppress(OSError):  # it is not empty, or not there
                 path.rmdir()
     if status_of(folder) is not None:
@@ -283,8 +277,5 @@ def _remove(folder: Path) -> None:
 
 def _files(folder: Path) -> list[Path]:
     """The plain files under `folder`, without those behind links."""
-    found = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
-    return sorted(path for path in found if path.is_file() and not path.is_symlink())
-
-
-# -- one writer, and whole files -------------------------------------------------------------------
+    paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    return sorted(path for path in paths if path.is_file() and not path.is_symlink())

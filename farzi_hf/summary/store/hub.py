@@ -1,9 +1,6 @@
 """Pushing an artefact to a dataset repository of the Hub and fetching it."""
 
-import logging
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
 from huggingface_hub import (
@@ -15,12 +12,9 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import HFValidationError, HTTPError
 
-from farzi_hf.common.text import parse_mapping, terminal_text
 from farzi_hf.summary.store import folder as layout
-from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of, read_artefact
+from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of
 from farzi_hf.summary.store.tensor_file import read_metadata
-
-logger = logging.getLogger(__name__)
 
 PLACEHOLDER = "path/to/this/folder"  # the repository's name in a card that is not pushed yet
 
@@ -71,79 +65,63 @@ def create_repository(
     return full
 
 
-def push_folder(
-    folder: str | os.PathLike,
+def upload_artefact(
+    folder: Path,
     repo_id: str,
     private: bool | None = None,
     revision: str | None = None,
     token: str | None = None,
     commit_message: str = "Upload Farzi data",
 ) -> str:
-    """Uploads a saved artefact to the dataset repository `repo_id` as one commit.
+    """Uploads an artefact that has just been written into `folder` to the dataset repository
+    `repo_id`, as one commit.
 
-    The repository and the branch `revision` are made if they do not exist. Only the artefact's own
-    files are uploaded, and no link is followed. Files of an earlier artefact are removed from the
-    repository; all other files there stay. A push that fails commits nothing; the next one does not
-    send large files again that have arrived. Returns the commit's address. A line warns first of a
-    summary whose teacher has learnt rows by heart.
+    The files go up as they are, so nobody else may have written them: `FarziData.push_to_hub`
+    writes them anew, from the tensors, also where the summary was loaded from a folder.
+
+    The repository and the branch `revision` are made if they do not exist. Files of an earlier
+    artefact are removed from the repository; all other files there stay. A push that fails commits
+    nothing; the next one does not send large files again that have arrived. Returns the commit's
+    address.
 
     Raises:
-        FileNotFoundError, ValueError: there is no artefact in the folder, it is incomplete, or it
-            contains links.
+        ValueError: the repository holds other data.
         httpx.HTTPError, RuntimeError: the Hub is out of reach, refuses, or has another commit since
             this push began.
     """
-    with tempfile.TemporaryDirectory() as whole:  # a copy of one save: another may follow meanwhile
-        files = read_artefact(Path(folder), lambda artefact: _copy(artefact, Path(whole)))
-        if layout.METRICS in files:
-            metrics = parse_mapping(
-                Path(whole, layout.METRICS).read_bytes(), Path(folder, layout.METRICS)
-            )
-            if warning := metrics.get("memory_warning"):
-                found = terminal_text(f"{warning} {metrics.get('memory', '')}", 1000)
-                logger.warning("%s Whoever reads %s can look for them.", found, repo_id)
-        repo_id, api = create_repository(repo_id, private, revision, token), HfApi(token=token)
-        head = api.dataset_info(repo_id, revision=revision)
-        present = {sibling.rfilename for sibling in head.siblings or []}
-        is_ours = layout.TENSORS in present
-        if (
-            not is_ours
-            and present & set(files)
-            and (own := present - {".gitattributes", layout.CARD})
-        ):
-            raise ValueError(
-                f"{repo_id} holds {min(own)!r} and no summary, and its files would go: choose"
-                " another"
-            )
-        card = Path(whole, layout.CARD).read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)
-        # HfApi.upload_folder would be shorter, but it makes several commits where files take long
-        # to arrive.
-        operations = [
-            CommitOperationAdd(layout.CARD, card.encode()),
-            *(CommitOperationAdd(name, Path(whole, name)) for name in files if name != layout.CARD),
-            *(
-                CommitOperationDelete(name)
-                for name in (_replaced(api, head, present - set(files)) if is_ours else ())
-            ),
-        ]
-        return api.create_commit(
-            repo_id,
-            operations,
-            commit_message=commit_message,
-            repo_type="dataset",
-            revision=revision,
-            parent_commit=head.sha,
-        ).commit_url
+    files = files_to_upload(folder)
+    repo_id, api = create_repository(repo_id, private, revision, token), HfApi(token=token)
+    head = api.dataset_info(repo_id, revision=revision)
+    present = {sibling.rfilename for sibling in head.siblings or []}
+    is_ours = layout.TENSORS in present
+    if not is_ours and present & set(files) and (own := present - {".gitattributes", layout.CARD}):
+        raise ValueError(
+            f"{repo_id} holds {min(own)!r} and no summary, and its files would go: choose another"
+        )
+    card = (folder / layout.CARD).read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)
+    # HfApi.upload_folder would be shorter, but it makes several commits where files take long
+    # to arrive.
+    operations = [
+        CommitOperationAdd(layout.CARD, card.encode()),
+        *(CommitOperationAdd(name, folder / name) for name in files if name != layout.CARD),
+        *(
+            CommitOperationDelete(name)
+            for name in (_replaced(api, head, present - set(files)) if is_ours else ())
+        ),
+    ]
+    return api.create_commit(
+        repo_id,
+        operations,
+        commit_message=commit_message,
+        repo_type="dataset",
+        revision=revision,
+        parent_commit=head.sha,
+    ).commit_url
 
 
-def _copy(artefact: ArtefactFolder, target: Path) -> list[str]:
-    """Copies the artefact's files, and returns their names."""
-    names = list(dict.fromkeys((layout.CARD, *artefact.names)))
-    for name in names:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        with artefact.opened(name) as source, (target / name).open("wb") as copy:
-            shutil.copyfileobj(source, copy)
-    return names
+def files_to_upload(folder: Path) -> list[str]:
+    """The files of the artefact in `folder`, as relative paths."""
+    return sorted({layout.CARD, *ArtefactFolder(folder).names})
 
 
 def _replaced(api: HfApi, head: DatasetInfo, others: set[str]) -> list[str]:

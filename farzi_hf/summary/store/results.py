@@ -5,6 +5,7 @@ from typing import Any
 
 _FIGURES = (
     "data_bytes",
+    "data_bytes_flat",
     "data_bytes_after_xz",
     "data_sequences",
     "learner_parameters",
@@ -13,6 +14,9 @@ _FIGURES = (
     "full_data_seconds",
     "full_data_steps",
 )
+
+MOST_ROWS, MOST_COLUMNS = 1000, 100
+"""Of a table of results: a card pads each row to all columns."""
 
 
 def check_results(
@@ -33,16 +37,25 @@ def check_results(
 
     def is_table(rows: Any) -> bool:
         rows = rows if isinstance(rows, list | tuple) else [None]
-        return all(
-            isinstance(row, Mapping) and row and all(is_cell(*cell) for cell in row.items())
-            for row in rows
-        )
+        if len(rows) > MOST_ROWS:
+            return False
+        columns: set[str] = set()
+        for row in rows:
+            if not isinstance(row, Mapping) or not row:
+                return False
+            columns.update(row)
+            if len(columns) > MOST_COLUMNS or not all(is_cell(*cell) for cell in row.items()):
+                return False
+        return True
 
     def is_figure(value: Any) -> bool:
         return is_number(value) and abs(value or 0) < 1e18  # the card computes with it
 
     entries = [(of_metrics, metrics, name, is_figure, "not a number") for name in _FIGURES]
-    table = "no list of rows, which map columns to values and spreads to numbers"
+    table = (
+        f"no list of at most {MOST_ROWS:,} rows, which map at most {MOST_COLUMNS} columns to values"
+        " and spreads to numbers"
+    )
     entries.append((of_metrics, metrics, "table", is_table, table))
     for of, values, name in (
         (of_metrics, metrics, "licence"),

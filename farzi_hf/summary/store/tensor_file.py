@@ -9,7 +9,8 @@ Students hardly notice it when labels of their own are rounded to a byte for eac
 inputs are ids, to five or six bits (recipes/LOG.md).
 """
 
-import hashlib
+from __future__ import annotations
+
 import json
 import math
 import zlib
@@ -24,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from farzi_hf.common.tensors import checksum
 from farzi_hf.common.text import parse_mapping
 
 Tensors = Mapping[str, Tensor]
@@ -40,22 +42,28 @@ would be a thousand.
 """
 _SEARCHED = 2**20
 """Numbers whose scales are searched at the same time."""
-_STEPS, _NEVER = (
-    16,
-    255,
-)  # steps of a share for each factor of e; the step of an entry that is never drawn
+_STEPS = 16
+"""Steps of a share for each factor of e."""
+_NEVER = 255
+"""The step of an entry that is never drawn."""
 
 
 class Stored(NamedTuple):
-    """A tensor of the file: its shape, None for coded bytes of any number, and the types that it
-    may have.
-    """
+    """What a tensor of the file is, or has to be."""
 
     shape: tuple[int, ...] | None
+    """None for coded bytes of any number."""
+
     dtypes: frozenset[str]
+    """The types that it may have, as safetensors names them."""
 
     def __str__(self) -> str:
         return f"{' or '.join(sorted(self.dtypes))} {self.shape}"
+
+    def takes(self, other: Stored) -> bool:
+        """Whether a tensor of that shape and type can stand here."""
+        is_coded = self.shape is None and len(other.shape) == 1
+        return (is_coded or other.shape == self.shape) and other.dtypes <= self.dtypes
 
 
 class Storage:
@@ -70,13 +78,15 @@ class Storage:
     name: str = "exact"
     description: str | None = None
 
-    def layout(self, shapes: Shapes, learnt: Collection[str]) -> dict[str, Stored]:
-        """The tensors of the file, of a summary's tensors with `shapes`. Those that are not
-        `learnt` are ids or shares.
+    def layout(self, shapes: Shapes, floats: Collection[str]) -> dict[str, Stored]:
+        """The tensors of the file, of a summary's tensors with `shapes`.
+
+        Args:
+            floats: the names of those that hold floats. The others hold ids.
         """
         return {
-            n: Stored(tuple(x), FLOATS if n in learnt or n == SHARES else frozenset({"I32"}))
-            for n, x in shapes.items()
+            name: Stored(tuple(shape), FLOATS if name in floats else frozenset({"I32"}))
+            for name, shape in shapes.items()
         }
 
     def stored(self, tensors: Tensors) -> dict[str, Tensor]:
@@ -127,46 +137,51 @@ class Whole(Storage):
     """
 
     types: ClassVar[frozenset[str]] = frozenset({"I8"})
-    _SCALE, _SMALLEST, _BITS, _TYPE = ".scale", 2.0**-100, 12, torch.float32
+    _SCALE = ".scale"  # the end of a scale's name
+    _SMALLEST = 2.0**-100
+    _BITS = 12
+    _TYPE = torch.float32
 
     def __init__(self, bits: int) -> None:
-        self.bits, self.largest = bits, 2 ** (bits - 1) - 1
-        self.name, self.description = (
-            f"int{bits}",
-            f"{bits} bits a number, and a scale for each dimension",
-        )
+        self.bits = bits
+        self.largest = 2 ** (bits - 1) - 1
+        self.name = f"int{bits}"
+        self.description = f"{bits} bits a number, and a scale for each dimension"
 
-    def layout(self, shapes: Shapes, learnt: Collection[str]) -> dict[str, Stored]:
-        found = {}
+    def layout(self, shapes: Shapes, floats: Collection[str]) -> dict[str, Stored]:
+        layout = {}
         for name, shape in shapes.items():
             if name == SHARES:
-                found[name] = Stored(self._shape(name, shape), frozenset({"U8"}))
-            elif name not in learnt:
-                found[name] = Stored(tuple(shape), frozenset({"I16", "I32"}))
+                layout[name] = Stored(self._shape(name, shape), frozenset({"U8"}))
+            elif name not in floats:
+                layout[name] = Stored(tuple(shape), frozenset({"I16", "I32"}))
             elif len(shape) <= 1:
-                found[name] = Stored(tuple(shape), frozenset({"F16"}))
+                layout[name] = Stored(tuple(shape), frozenset({"F16"}))
             else:
-                found[name] = Stored(self._shape(name, shape), self.types)
+                layout[name] = Stored(self._shape(name, shape), self.types)
                 kind = frozenset({"F32" if torch.float32 == self._TYPE else "F16"})
-                found[name + self._SCALE] = Stored((shape[_dimensions(name)],), kind)
-        return found
+                layout[name + self._SCALE] = Stored((shape[_dimensions(name)],), kind)
+        return layout
 
     def stored(self, tensors: Tensors) -> dict[str, Tensor]:
-        found, scales = {}, self.scales(tensors)
+        stored = {}
+        scales = self.scales(tensors)
         for name, x in tensors.items():
             if name in scales:
                 rows = x.detach().float().movedim(_dimensions(name), -1)
-                found[name] = self._packed(name, (rows / scales[name]).round().to(torch.int8))
-                found[name + self._SCALE] = scales[name].to(self._TYPE)
+                whole = (rows / scales[name]).round().to(torch.int8)
+                stored[name] = self._packed(name, whole)
+                stored[name + self._SCALE] = scales[name].to(self._TYPE)
             elif name == SHARES:
                 steps = (_STEPS * (x.max() / x).log()).round().clamp(max=_NEVER - 1)
-                found[name] = self._packed(name, torch.where(x > 0, steps, _NEVER).to(torch.uint8))
+                steps = torch.where(x > 0, steps, _NEVER).to(torch.uint8)
+                stored[name] = self._packed(name, steps)
             elif x.is_floating_point():
-                found[name] = x.detach().half()
+                stored[name] = x.detach().half()
             else:
                 fits = x.numel() == 0 or int(x.max()) <= torch.iinfo(torch.int16).max
-                found[name] = x.to(torch.int16 if fits else torch.int32)
-        return found
+                stored[name] = x.to(torch.int16 if fits else torch.int32)
+        return stored
 
     def scales(self, tensors: Tensors) -> dict[str, Tensor]:
         matrices = {
@@ -174,45 +189,46 @@ class Whole(Storage):
             for name, x in tensors.items()
             if x.is_floating_point() and x.dim() > 1
         }
-        found = {}
+        scales = {}
         for name, x in matrices.items():
             rows = x.movedim(_dimensions(name), -1).flatten(0, -2)
             # Some dimensions at a time: the search takes forty bytes a number.
             parts = rows.split(max(1, _SEARCHED // max(1, len(rows))), dim=1)
-            found[name] = torch.cat([self._scale(part) for part in parts])
-        return found
+            scales[name] = torch.cat([self._scale(part) for part in parts])
+        return scales
 
     def _scale(self, x: Tensor) -> Tensor:
         """s (k,) of numbers (n, k)."""
         peak = x.abs().amax(0)
         mantissa, exponent = torch.frexp(peak / self.largest)
-        widest = torch.ldexp((mantissa * 2**self._BITS).ceil() / 2**self._BITS, exponent).clamp(
-            min=self._SMALLEST
-        )
-        found, known = widest, ((x / widest).round() * widest == x).all(0)
+        mantissa = (mantissa * 2**self._BITS).ceil() / 2**self._BITS
+        best = torch.ldexp(mantissa, exponent).clamp(min=self._SMALLEST)
+        loses_nothing = ((x / best).round() * best == x).all(0)
         divisor = _common_divisor(x)
         for part in range(1, self.largest + 1):  # a fraction of it may fit into the type of scales
             scale = (divisor / part).to(self._TYPE).float().clamp(min=self._SMALLEST)
             exact = (scale * part == divisor) & (peak <= scale * self.largest) & (divisor > 0)
-            found, known = torch.where(exact & ~known, scale, found), known | exact
-            if known.all():
+            best = torch.where(exact & ~loses_nothing, scale, best)
+            loses_nothing = loses_nothing | exact
+            if loses_nothing.all():
                 break
-        return found
+        return best
 
     def loaded(self, stored: Tensors, shapes: Shapes) -> dict[str, Tensor]:
-        found = {}
+        tensors = {}
         for name, shape in shapes.items():
-            x, scale = stored[name], stored.get(name + self._SCALE)
+            x = stored[name]
+            scale = stored.get(name + self._SCALE)
             if scale is not None:
-                whole = self._unpacked(name, x, shape).float() * scale.float()
-                found[name] = whole.movedim(-1, _dimensions(name)).contiguous()
+                rows = self._unpacked(name, x, shape).float() * scale.float()
+                tensors[name] = rows.movedim(-1, _dimensions(name)).contiguous()
             elif name == SHARES:
-                x = self._unpacked(name, x, shape)
-                shares = torch.where(x < _NEVER, (-x.float() / _STEPS).exp(), 0.0)
-                found[name] = shares / shares.sum()
+                steps = self._unpacked(name, x, shape)
+                shares = torch.where(steps < _NEVER, (-steps.float() / _STEPS).exp(), 0.0)
+                tensors[name] = shares / shares.sum()
             else:
-                found[name] = x.float() if x.is_floating_point() else x.to(torch.int32)
-        return found
+                tensors[name] = x.float() if x.is_floating_point() else x.to(torch.int32)
+        return tensors
 
     def _shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...] | None:
         """The shape of the file's tensor, of a summary's tensor with `shape`."""
@@ -283,7 +299,8 @@ class Coded(Packed):
         )
 
     def loaded(self, stored: Tensors, shapes: Shapes) -> dict[str, Tensor]:
-        size, count = sum(x.numel() for x in stored.values()), sum(map(math.prod, shapes.values()))
+        size = sum(x.numel() for x in stored.values())
+        count = sum(map(math.prod, shapes.values()))
         if count > _FREE + _RATIO * size:
             raise ValueError(
                 f"{size:,} bytes cannot hold {count:,} numbers of a training; fetch it again"
@@ -315,13 +332,14 @@ def _deflated(numbers: Tensor) -> Tensor:
     """The bytes of integers of one byte, coded: by frequency alone, or with repetitions too,
     whichever is less.
     """
-    content, found = numbers.cpu().contiguous().numpy().tobytes(), []
+    content = numbers.cpu().contiguous().numpy().tobytes()
+    codings = []
     for strategy in (zlib.Z_HUFFMAN_ONLY, zlib.Z_DEFAULT_STRATEGY):
-        coder = zlib.compressobj(
-            9, zlib.DEFLATED, -15, 7, strategy
-        )  # 7: code words for some thousands of numbers
-        found.append(coder.compress(content) + coder.flush())
-    return torch.frombuffer(bytearray(min(found, key=len)), dtype=torch.uint8).to(numbers.device)
+        # 7: code words for some thousands of numbers
+        coder = zlib.compressobj(9, zlib.DEFLATED, -15, 7, strategy)
+        codings.append(coder.compress(content) + coder.flush())
+    shortest = bytearray(min(codings, key=len))
+    return torch.frombuffer(shortest, dtype=torch.uint8).to(numbers.device)
 
 
 def _inflated(name: str, coded: Tensor, kind: Any, count: int) -> Tensor:
@@ -345,14 +363,13 @@ def _common_divisor(x: Tensor) -> Tensor:
     there is none in 60 bits.
     """
     mantissa, exponent = np.frexp(x.cpu().numpy().astype(np.float64))
-    last = np.where(mantissa == 0, 10**4, exponent).min(
-        axis=0, initial=10**4
-    )  # of the smallest number
+    exponents = np.where(mantissa == 0, 10**4, exponent)
+    last = exponents.min(axis=0, initial=10**4)  # of the smallest number
     shift = np.where(mantissa == 0, 0, exponent - last)
     whole = np.round(mantissa * 2**24).astype(np.int64) << np.minimum(shift, 36)
-    found = np.gcd.reduce(whole, axis=0)
+    divisor = np.ldexp(np.gcd.reduce(whole, axis=0).astype(float), last - 24)
     none = (shift.max(axis=0, initial=0) > 36) | (last == 10**4)
-    return torch.from_numpy(np.where(none, 0.0, np.ldexp(found.astype(float), last - 24))).to(x)
+    return torch.from_numpy(np.where(none, 0.0, divisor)).to(x)
 
 
 def _dimensions(name: str) -> int:
@@ -401,12 +418,10 @@ def read_metadata(metadata: Mapping[str, str], path: Path) -> tuple[list[str], M
     nothing where there is no entry.
     """
     facts = parse_mapping(metadata.get(_ENTRY, "{}").encode(), path)
-    files, checksums = facts.get("files", []), facts.get("sha256", {})
-    if not (
-        isinstance(files, list)
-        and all(isinstance(name, str) for name in files)
-        and isinstance(checksums, dict)
-    ):
+    files = facts.get("files", [])
+    checksums = facts.get("sha256", {})
+    are_names = isinstance(files, list) and all(isinstance(name, str) for name in files)
+    if not are_names or not isinstance(checksums, dict):
         raise ValueError(
             f"{path} says of itself {facts!r:.80}, which no summary does; fetch it again"
         )
@@ -423,18 +438,14 @@ def load_tensors(path: Path, layout: Mapping[str, Stored]) -> dict[str, Tensor]:
     """
     with _opened(path) as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        found = {
+        present = {
             name: Stored(tuple(x.get_shape()), frozenset({x.get_dtype()}))
             for name, x in slices.items()
         }
-        for name in dict.fromkeys((*layout, *found)):
-            has, wants = found.get(name), layout.get(name)
-            fits = (
-                has
-                and wants
-                and (has.shape == wants.shape or (wants.shape is None and len(has.shape) == 1))
-            )
-            if not (fits and has.dtypes <= wants.dtypes):
+        for name in dict.fromkeys((*layout, *present)):
+            has = present.get(name)
+            wants = layout.get(name)
+            if has is None or wants is None or not wants.takes(has):
                 told = f"where config.json says {wants or 'nothing'}"
                 raise ValueError(
                     f"{path} has {name!r:.200} {has or 'missing'}, {told}; fetch both again"
@@ -444,9 +455,8 @@ def load_tensors(path: Path, layout: Mapping[str, Stored]) -> dict[str, Tensor]:
             raise ValueError(
                 f"{path} holds floats of several types, {', '.join(sorted(types))}; fetch it again"
             )
-        tensors = {
-            name: file.get_tensor(name).clone() for name in layout
-        }  # the file may be replaced or truncated
+        # Copies, because the file may be replaced or truncated.
+        tensors = {name: file.get_tensor(name).clone() for name in layout}
         checksums = read_metadata(file.metadata() or {}, path)[1]
     for name, tensor in tensors.items():
         if name in checksums and checksums[name] != checksum(tensor):
@@ -454,14 +464,6 @@ def load_tensors(path: Path, layout: Mapping[str, Stored]) -> dict[str, Tensor]:
                 f"{name} in {path} has another checksum than it was saved with; fetch it again"
             )
     return tensors
-
-
-def checksum(tensor: Tensor) -> str:
-    """SHA-256 over type, shape and numbers."""
-    tensor = tensor.detach().cpu().contiguous()
-    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-    digest.update(tensor.flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def fingerprint(tensors: Tensors) -> str:

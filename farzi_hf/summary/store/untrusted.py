@@ -1,19 +1,14 @@
 """Making the tokenizer, the names of items and the learner of an artefact from files that somebody
 else may have written.
 
-A tokenizer is made of `tokenizer.json` alone, with plain settings from its config: transformers'
-own loader reads any file that this names. A learner is made of plain values of its architecture's
-own fields, and is first built without numbers, to see what it costs.
+A tokenizer is made of `tokenizer.json` alone: see `farzi_hf.data.tokenizer_file`. A learner is made
+of plain values of its architecture's own fields, and is first built without numbers, to see what it
+costs.
 """
 
-import hashlib
-import inspect
 import json
 import logging
-import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,8 +27,16 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from farzi_hf.common.text import parse, parse_mapping, terminal_text
+from farzi_hf.common.messages import escaped_messages
+from farzi_hf.common.text import terminal_text
 from farzi_hf.data import Vocabulary
+from farzi_hf.data.tokenizer_file import (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    make_tokenizer,
+    plain_settings,
+)
+from farzi_hf.data.vocabulary import item_names
 from farzi_hf.models.base import NextItemConfig
 from farzi_hf.summary.soft_tokens import vocabulary_size
 from farzi_hf.summary.store import folder as layout
@@ -44,29 +47,6 @@ logger = logging.getLogger(__name__)
 
 # -- the vocabulary --------------------------------------------------------------------------------
 
-_NAMED_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
-_EXTRA_TOKENS = "extra_special_tokens"
-_SETTINGS: dict[str, Any] = {
-    **dict.fromkeys(_NAMED_TOKENS, str),
-    _EXTRA_TOKENS: list,
-    "model_input_names": list,
-    "model_max_length": int,
-    "clean_up_tokenization_spaces": bool,
-    "split_special_tokens": bool,
-    **dict.fromkeys(("padding_side", "truncation_side"), ("left", "right")),
-}
-"""The settings that are read: their types, list: of texts, or their values. No other entry is
-looked at.
-"""
-
 
 def save_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
     """Writes the vocabulary's files into the empty `folder`, without those that are never read. A
@@ -76,7 +56,7 @@ def save_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
     for path in list(folder.iterdir()):
         if not pattern_of(path.name):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if (folder / layout.TOKENIZER_CONFIG).exists() and not (folder / layout.TOKENIZER).exists():
+    if (folder / TOKENIZER_CONFIG).exists() and not (folder / TOKENIZER).exists():
         logger.warning(
             "Saved without the tokenizer, which has no tokenizer.json; set processing_class after"
             " loading."
@@ -88,163 +68,33 @@ def load_vocabulary(artefact: ArtefactFolder, most: int) -> Any:
     neither. No code is run. Raises ValueError if the files hold neither, or the tokenizer takes too
     much time or memory.
     """
-    if artefact.find(layout.TOKENIZER) is not None:
+    if artefact.find(TOKENIZER) is not None:
         return _load_tokenizer(artefact)
     if (path := artefact.find(layout.VOCABULARY)) is None:
-        if artefact.find(layout.TOKENIZER_CONFIG) is not None:
+        if artefact.find(TOKENIZER_CONFIG) is not None:
             logger.warning(
                 "%s has a %s but no %s: the summary is loaded without a tokenizer. Set"
                 " farzi.processing_class to a tokenizer that has one; farzi.save_pretrained then"
                 " adds it.",
                 artefact.folder,
-                layout.TOKENIZER_CONFIG,
-                layout.TOKENIZER,
+                TOKENIZER_CONFIG,
+                TOKENIZER,
             )
         return None
-    content = artefact.read(layout.VOCABULARY)
-    parts = (
-        content.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"', 4 * most)
-    )  # every second one is a name
-    if b"".join(parts[::2]).count(b",") >= 2 * most:  # before they take memory
-        raise ValueError(
-            f"{path} has far more than the {most:,} entries of config.json; fetch it again"
-        )
-    names = parse(content, path)
-    if not _fits(names, list):
-        raise ValueError(
-            f"{path} is no list of strings, the names of the items; fetch the file again, or"
-            " mend it"
-        )
-    return names
+    return item_names(artefact.read(layout.VOCABULARY), path, most)
 
 
 def _load_tokenizer(artefact: ArtefactFolder) -> Any:
-    from tokenizers import Tokenizer  # slow to import, and writing does not need them
-    from transformers import PreTrainedTokenizerFast
-
-    settings = _settings(artefact)
-    extra = settings.pop(_EXTRA_TOKENS, ())
-    content = artefact.read(layout.TOKENIZER)
-    try:
-        _try_out(content)
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=Tokenizer.from_str(content.decode("utf-8")), **settings
-        )
-        known = tokenizer.get_added_vocab()
-        tokenizer.extra_special_tokens = [token for token in dict.fromkeys(extra) if token in known]
-    except Exception as error:  # a parser of other people's files can raise anything
-        raise ValueError(
-            f"no tokenizer can be made of {artefact.path(layout.TOKENIZER)}"
-            f" ({type(error).__name__}: {error}); fetch it again, or remove the tokenizer's files"
-            " and set processing_class to a tokenizer of your own"
-        ) from error
-    return tokenizer
-
-
-def _settings(artefact: ArtefactFolder) -> dict[str, Any]:
-    """The settings that `_SETTINGS` knows. Special tokens become plain text: tokenizer.json has
-    their details.
-    """
-    if (path := artefact.find(layout.TOKENIZER_CONFIG)) is None:
-        return {}
-
-    def content(token: Any) -> Any:
-        return token.get("content") if isinstance(token, dict) else token
-
-    written, found = parse_mapping(artefact.read(layout.TOKENIZER_CONFIG), path), {}
-    for key in [key for key in _SETTINGS if written.get(key) is not None]:
-        value = written[key]
-        if key == _EXTRA_TOKENS and isinstance(value, dict | list):
-            value = list(map(content, value.values() if isinstance(value, dict) else value))
-        found[key] = content(value) if key in _NAMED_TOKENS else value
-        if not _fits(found[key], _SETTINGS[key]):
-            raise ValueError(
-                f"{path} has {key}={ascii(value)[:80]}, which is no such setting; mend or remove it"
-            )
-    return found
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    if isinstance(kind, tuple):
-        return value in kind
-    return type(value) is kind and (
-        kind is not list or all(isinstance(part, str) for part in value)
+    settings: dict[str, Any] = {}
+    if (path := artefact.find(TOKENIZER_CONFIG)) is not None:
+        settings = plain_settings(artefact.read(TOKENIZER_CONFIG), path)
+    return make_tokenizer(
+        artefact.read(TOKENIZER),
+        artefact.path(TOKENIZER),
+        settings,
+        "fetch it again, or remove the tokenizer's files and set processing_class to a tokenizer of"
+        " your own",
     )
-
-
-# -- the trial of a tokenizer ----------------------------------------------------------------------
-
-_SECONDS = 3  # on the processor: a vocabulary of 260,000 entries takes one
-_TIMEOUT = 60.0  # seconds on the clock: other programs may keep the processor busy
-_SOUND: set[bytes] = set()  # SHA-256 of each tokenizer.json that has passed in this process
-
-
-def _try_out(content: bytes) -> None:
-    """Makes and uses the tokenizer in another process, or raises ValueError: a bad file can end the
-    process that reads it.
-    """
-    import tokenizers
-
-    digest = hashlib.sha256(content).digest()
-    if digest in _SOUND:
-        return
-    memory = 2**28 + 40 * len(content)  # a vocabulary takes 30 times its file
-    limits = [str(Path(tokenizers.__file__).parents[1]), str(memory), str(_SECONDS)]
-    command = [sys.executable, "-I", "-B", "-c", f"{_SOURCE}_trial()", *limits]
-    quiet = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
-        command, input=content, capture_output=True, timeout=_TIMEOUT, env=quiet, check=False
-    )
-    if done.returncode < 0:
-        raise ValueError(
-            f"it takes more than {_SECONDS} s, more than {memory / 2**20:.0f} MiB, or crashes its"
-            " reader"
-        )
-    if done.returncode:
-        raise ValueError(
-            ascii(done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:])[2:-2]
-        )
-    _SOUND.add(digest)
-
-
-def _trial() -> None:
-    """What the other process runs, without an import of ours: it uses the tokenizer on stdin, or
-    ends with one line that says why not.
-    """
-    import copy
-    import sys
-    from contextlib import suppress
-
-    packages, memory, seconds = sys.argv[1:]
-    with suppress(ImportError, OSError, ValueError):  # Windows has no such limits
-        import resource
-
-        for kind, limit in (("RLIMIT_AS", memory), ("RLIMIT_CPU", seconds), ("RLIMIT_CORE", 0)):
-            resource.setrlimit(getattr(resource, kind), (int(limit), int(limit)))
-    sys.path.append(packages)  # where the caller has found the library: -I leaves out PYTHONPATH
-    try:
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_str(sys.stdin.buffer.read().decode("utf-8"))
-        ids = sorted(tokenizer.get_vocab().values())
-        largest = ids[-1] if ids else 0
-        if largest > 1000 + 2 * len(
-            ids
-        ):  # a copy walks all ids up to the largest, and so does show
-            raise ValueError(f"its largest id is {largest}, though it has {len(ids)} entries")
-        copy.deepcopy(tokenizer)  # transformers makes one
-        for use in (
-            lambda: tokenizer.decode(ids, skip_special_tokens=False),
-            lambda: tokenizer.decode_batch([[i] for i in ids], skip_special_tokens=False),
-            lambda: tokenizer.encode("A short text: 1, 2, 3."),
-        ):
-            with suppress(Exception):  # an error, such as a missing unknown token, is no crash
-                use()
-    except BaseException as error:  # Rust's panics are no Exception
-        sys.exit(" ".join(f"{type(error).__name__}: {error}".split()))
-
-
-_SOURCE = inspect.getsource(_trial)
 
 
 # -- the learner -----------------------------------------------------------------------------------
@@ -347,6 +197,7 @@ def learner_config(
     return outlined_learner(learner, config, vocabulary, source, remedy)[0]
 
 
+@escaped_messages
 def outlined_learner(
     learner: Any, config: PreTrainedConfig, vocabulary: Vocabulary, source: str, remedy: str
 ) -> tuple[PreTrainedConfig, Outline]:
@@ -409,7 +260,7 @@ def _built(settings_as_json: str) -> Outline | str:
             buffers=sum(x.numel() for x in model.buffers()),
         )
     except Exception as error:  # each architecture fails in its own way
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return terminal_text(f"{type(error).__name__}: {' '.join(str(error).split())}", 500)
 
 
 def _check_sizes(settings: Mapping[str, Any]) -> None:

@@ -66,6 +66,11 @@ HOSTILE = (
     "=",
     "<!--",
     "]]>",
+    "see http://a.example/b|c.",
+    "_https://ann@a.example/\\*_ or www.a.example",
+    "<HTTPS://a.example>",
+    "ann@a.example",
+    "mailto:ann@a.example",
 )
 FOLDED = {"</details>", "</details>\n"} | {
     f"<details>\n<summary>{title}</summary>\n"
@@ -137,6 +142,21 @@ def structure(card: str) -> list[str]:
     ]
 
 
+LINKED = re.compile(r"\w://|www\.|[\w.+-]@[\w-]+\.\w", re.IGNORECASE)
+"""What GitHub and others make a link of where it stands in a text: the address of a page or of
+mail.
+"""
+
+
+def prose(source: str) -> str:
+    """What a reader sees of Markdown, with a gap for each code, within which nothing is a link.
+    Code of HTML is prose: some parsers make links within it.
+    """
+    tokens = [one for token in MARKDOWN.parse(source) for one in (token, *(token.children or []))]
+    shown = (one for one in tokens if one.type in ("text", "text_special", "code_inline"))
+    return "".join("\0" if one.type == "code_inline" else one.content for one in shown)
+
+
 def assert_harmless(farzi: FarziData, metrics, recipe, plots) -> None:
     card = card_of(farzi, metrics, recipe, plots)
     card.encode()
@@ -153,6 +173,7 @@ def assert_harmless(farzi: FarziData, metrics, recipe, plots) -> None:
     assert yaml.safe_load(card.split("\n---\n")[0].removeprefix("---\n")) == parsed.data.to_dict()
     for block in python_blocks(card):
         compile(block, "card", "exec")
+    assert not LINKED.search(prose(body(card)))
     elements = set(structure(card))
     assert {element for element in elements if "<" in element} <= {"<code>", "</code>", *FOLDED}
     assert "link_open" not in elements
@@ -238,7 +259,9 @@ def test_an_entry_of_another_type_is_refused(name, value, message):
 
 # -- one function per language: what goes in is what a parser of that language reads ---------------
 
-TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.text("`|\\*_<>[]()&;~$#-+=.:!1a \n")
+TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.text(
+    "`|\\*_<>[]()&;~$#-+=.:!1a@/w \n"
+)
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -282,11 +305,15 @@ def test_a_terminal_gets_one_line_of_what_it_can_print(value, most):
 @example("[x] done")
 @example("a\\|b")
 @example("&#124;")
+@example("see <http://a.example/b|c>, ann@a.example")
+@example("- www.a.example -")
 def test_text_is_a_paragraph_and_a_cell_of_itself(value):
     line = escaping.one_line(value)
     elements, seen = shown(escaping.markdown_text(value))
-    assert elements <= {"paragraph_open", "paragraph_close", "inline", "text", "text_special"}
+    plain = {"paragraph_open", "paragraph_close", "inline", "text", "text_special"}
+    assert elements <= ({*plain, "code_inline"} if LINKED.search(line) else plain)
     assert seen == line
+    assert not LINKED.search(prose(escaping.markdown_text(value)))
     elements, seen = shown(f"| a | b |\n|---|---|\n| {escaping.markdown_text(value)} | c |")
     assert (seen, "tr_open" in elements) == (f"ab{line}c", True)
     assert "|" not in escaping.markdown_text(value)
@@ -297,7 +324,9 @@ def test_text_is_a_paragraph_and_a_cell_of_itself(value):
 @example("`")
 @example(" a ")
 @example("  ")
+@example("| |")
 @example("a\\")
+@example("http://a.example|b")
 def test_code_is_code_in_a_cell(value):
     elements, seen = shown(f"| {escaping.markdown_code(value)} |\n|---|\n")
     assert {element for element in elements if "code" in element} <= {
@@ -307,6 +336,7 @@ def test_code_is_code_in_a_cell(value):
     }
     assert not {element for element in elements if "<" in element} - {"<code>", "</code>"}
     assert seen == one_line_with_blanks(value)
+    assert not LINKED.search(prose(escaping.markdown_code(value)))
 
 
 def one_line_with_blanks(value: str) -> str:
@@ -347,8 +377,9 @@ def test_python_source_evaluates_to_the_value(value):
 @given(st.dictionaries(st.text(st.characters()), JSON, max_size=4))
 @example({"a": "b\x85c", "d\u2028": "\ud800"})
 def test_yaml_reads_back_equal(value):
-    assert yaml.safe_load(escaping.yaml_text(value)) == value
-    escaping.yaml_text(value).encode()
+    written = escaping.yaml_text(value)
+    assert yaml.safe_load(written) == value
+    assert escaping.read_plain(written.encode(), "YAML") == value
 
 
 @fuzzed

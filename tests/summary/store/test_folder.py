@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import snapshot_download
+from pictures import png
 from safetensors.torch import load_file, save_file
 from tiny_artefacts import METRICS, WORDS, listing, tiny, word_tokenizer
 
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.store.hub import push_folder
 
 SECRET = b"root:x:0:0"
 
@@ -37,6 +37,11 @@ def outside(tmp_path) -> Path:
     path.mkdir()
     (path / "secret.png").write_bytes(SECRET)
     return path
+
+
+def push(folder: Path, repo: str) -> None:
+    """As `farzi push` does."""
+    FarziData.from_pretrained(folder).push_to_hub(repo)
 
 
 def refused(folder: Path, name: str, error: type[Exception] = ValueError) -> None:
@@ -88,9 +93,15 @@ def test_a_link_is_neither_read_nor_published(hub, folder, outside, name, link, 
     link(folder / name, outside / "moved")
     if name in READ:
         refused(folder, f"{name} is {message}")
-    with pytest.raises(ValueError, match=f"{re.escape(name)} is {message}"):
-        push_folder(folder, "farzi")
-    assert hub.repositories == {}
+        with pytest.raises(ValueError, match=f"{re.escape(name)} is {message}"):
+            push(folder, "farzi")
+        assert hub.repositories == {}
+        return
+    moved = listing(outside)
+    (outside / "moved").write_bytes(SECRET)
+    push(folder, "farzi")  # which reads no such file: it makes it anew
+    assert SECRET not in b"".join(hub.repositories["user/farzi"].files().values())
+    assert moved.keys() == listing(outside).keys()
 
 
 def test_a_device_is_not_read(folder):
@@ -108,7 +119,7 @@ def test_a_linked_folder_is_refused_by_loading_saving_and_pushing(hub, folder, o
     (folder / "plots").symlink_to(outside / "plots")
     before = listing(outside)
     refused(folder, "plots")
-    for call in (lambda: tiny().save_pretrained(folder), lambda: push_folder(folder, "farzi")):
+    for call in (lambda: tiny().save_pretrained(folder), lambda: push(folder, "farzi")):
         with pytest.raises(ValueError, match="plots is a link"):
             call()
     assert listing(outside) == before
@@ -189,7 +200,7 @@ def test_files_that_no_artefact_has_are_not_touched_whatever_is_claimed(hub, fol
     )
     farzi = FarziData.from_pretrained(folder)
     assert set(farzi.results.plots) == {"curve.png"}
-    push_folder(folder, "farzi")
+    push(folder, "farzi")
     assert not any(
         "precious" in name or "hidden" in name for name in hub.repositories["user/farzi"].files()
     )
@@ -297,7 +308,7 @@ BROKEN = {
         *NO_MAPPINGS,
         "\n".join(ALIASES).encode(),
         b"!!python/object/apply:os.system ['true']",
-        b"day: 2024-01-01",
+        b"day: !!timestamp 2024-01-01",
         b"x: !!set {a, b}",
         b"x: !!binary aGk=",
         b"1: 2",
@@ -348,7 +359,7 @@ def test_a_broken_config_is_named(folder, change_to):
     refused(folder, "config.json")
 
 
-def test_what_transformers_would_make_of_other_entries_is_left_alone(folder):
+def test_what_transformers_would_make_of_other_entries_is_left_out(folder):
     change(
         folder / "config.json",
         dtype="load",
@@ -357,10 +368,12 @@ def test_what_transformers_would_make_of_other_entries_is_left_alone(folder):
         torch_dtype="os",
         rope_scaling=3,
         per_layer_config=[],
-        note="kept",
+        note="of somebody",
+        auto_map={"AutoConfig": "code.Config"},
     )
     farzi = FarziData.from_pretrained(folder)
-    assert farzi.config.note == "kept"
+    assert farzi.config.note == "of somebody"
+    assert not hasattr(farzi.config, "auto_map")
     assert farzi.config.dtype is None
     farzi.save_pretrained(folder)
 
@@ -486,9 +499,9 @@ def test_a_snapshot_in_the_cache_loads_by_its_path_and_can_be_pushed_on(hub, sna
         before = listing(tmp_path)
         farzi = FarziData.from_pretrained(path)
         assert torch.equal(farzi.latents, tiny().latents)
-        assert farzi.results.plots == {"curve.png": b"not really an image"}
+        assert farzi.results.plots == {"curve.png": png()}
         assert listing(tmp_path) == before
-    push_folder(snapshot, "copy")
+    push(snapshot, "copy")
     assert set(hub.repositories["user/copy"].files()) == set(
         hub.repositories["user/farzi-linked"].files()
     )

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
+import re
 import shutil
 import time
 import zlib
@@ -20,6 +22,7 @@ import torch
 from fuzzing import fuzzed
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pictures import png
 from safetensors.torch import load_file, save_file
 from tiny_artefacts import METRICS, RECIPE, WORDS, tiny, word_tokenizer
 from tiny_models import tiny_model
@@ -53,6 +56,7 @@ VALUES = st.recursive(
         st.floats(),
         st.text(max_size=8),
         st.sampled_from(["cat", "WordLevel", 0, -1, 1, 7, 4, 1e308, -0.0]),
+        st.sampled_from(["\x1b[2J", "\u202e\x9b31m", "a\x07\nb"]),
     ),
     lambda part: st.one_of(
         st.lists(part, max_size=3), st.dictionaries(st.text(max_size=8), part, max_size=3)
@@ -66,7 +70,7 @@ def originals(tmp_path_factory) -> list[Path]:
     """One artefact with a tokenizer, one with a list of items, one that carries a teacher."""
     folders = [tmp_path_factory.mktemp("originals") / kind for kind in ("text", "items", "teacher")]
     plot = folders[0].parent / "curve.png"
-    plot.write_bytes(b"not really an image")
+    plot.write_bytes(png())
     for folder, vocabulary in zip(
         folders, (word_tokenizer(), WORDS, word_tokenizer()), strict=True
     ):
@@ -276,7 +280,8 @@ def teacher_changed(folder: Path, data: st.DataObject) -> None:
     check_not_special(folder / "config.json")
     check_not_special(folder / "farzi.safetensors")
     kinds = st.sampled_from(["gpt2", "llama", "mamba", "sasrec", "farzi_rnn", "t5", "\x1b"])
-    fields = st.dictionaries(st.sampled_from(READ_LEARNER), st.one_of(VALUES, CANARIES), max_size=2)
+    values = st.one_of(VALUES, CANARIES, ROPE)
+    fields = st.dictionaries(st.sampled_from(READ_LEARNER), values, max_size=2)
     with suppress(Exception):  # damaged before
         config = json.loads((folder / "config.json").read_bytes())
         config["teacher"] |= data.draw(fields, label="fields")
@@ -324,6 +329,14 @@ def yaml_changed(folder: Path, data: st.DataObject) -> None:
             "  ",
             "!!",
             "!!python/name:os.system",
+            *[
+                f"!!{kind} "
+                for kind in ("int", "float", "bool", "timestamp", "binary", "set", "map")
+            ],
+            "learner: ",
+            "1: 2",
+            "0x",
+            ":1" * 400,
             "<<",
             "? ",
             "1e400",
@@ -411,7 +424,9 @@ DAMAGE = [
 
 @fuzzed
 @given(data=st.data())
-def test_a_damaged_artefact_is_loaded_whole_or_refused_and_nothing_changes(originals, world, data):
+def test_a_damaged_artefact_is_loaded_whole_or_refused_and_nothing_changes(
+    originals, world, heard, data
+):
     folder = world / "artefact"
     shutil.copytree(data.draw(st.sampled_from(originals)), folder)
     try:
@@ -421,6 +436,7 @@ def test_a_damaged_artefact_is_loaded_whole_or_refused_and_nothing_changes(origi
             with suppress(IndexError, OSError):  # it met the damage done before
                 damage(folder, data)
         check_load(folder, world)
+        assert re.sub(r"[\n\t]", " ", heard.getvalue()).isprintable()
         outside = listing_without_content(world / "outside")
         with suppress(ValueError, FileNotFoundError):
             tiny().save_pretrained(folder, word_tokenizer())
@@ -438,6 +454,12 @@ ROWS = st.lists(
     ),
     max_size=3,
 )
+LARGE_ROWS = st.builds(
+    lambda columns, rows: [{str(i): 1 for i in range(columns)}, *[{"0": 1}] * rows],
+    st.sampled_from([1, 30, 100, 101, 20_000]),
+    st.sampled_from([1, 70, 999, 1000, 200_000]),
+)
+"""Tables that are wide, long, or both: a card pads each row to all columns."""
 READ_METRICS = (
     "table",
     "dataset",
@@ -455,6 +477,11 @@ READ_METRICS = (
     "full_data_steps",
     "privacy",
 )
+SMALL = {
+    **{"n_embd": 8, "n_layer": 1, "n_head": 1, "hidden_size": 8, "intermediate_size": 8},
+    **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1),
+}
+"""Of a model of any kind; other kinds leave out what they do not know."""
 READ_INNER = (
     "steps",
     "synthetic_batch_size",
@@ -477,25 +504,43 @@ READ_LEARNER = (
     "attn_pdrop",
     "initializer_range",
     "rope_scaling",
+    "rope_parameters",
+    "layer_types",
 )
+ROPE = st.dictionaries(
+    st.sampled_from(
+        ["rope_type", "rope_theta", "factor", "beta_fast", "beta_slow", "long_factor", "\x1b[2J"]
+    ),
+    st.one_of(VALUES, st.sampled_from(["linear", "dynamic", "yarn", "longrope", "llama3"])),
+    max_size=4,
+)
+"""What transformers checks of a config itself, and warns of with the value that it has found."""
 
 
 @fuzzed
 @given(
-    metrics=st.dictionaries(st.sampled_from(READ_METRICS), st.one_of(VALUES, ROWS), max_size=3),
+    metrics=st.dictionaries(
+        st.sampled_from(READ_METRICS), st.one_of(VALUES, ROWS, LARGE_ROWS), max_size=3
+    ),
     inner=st.dictionaries(st.sampled_from(READ_INNER), VALUES, max_size=3),
     recipe=st.dictionaries(
         st.sampled_from(["dataset", "learner", "teacher", "input_sequences", "seed"]),
         VALUES,
         max_size=2,
     ),
-    learner=st.dictionaries(st.sampled_from(READ_LEARNER), VALUES, max_size=2),
+    learner=st.dictionaries(st.sampled_from(READ_LEARNER), st.one_of(VALUES, ROPE), max_size=2),
+    kind=st.sampled_from(["gpt2", "llama", "gemma3_text", "phi3"]),
 )
 @example(
-    {"student_seconds": 0, "full_data_seconds": 5e-324, "distillation_seconds": 1e17}, {}, {}, {}
+    {"student_seconds": 0, "full_data_seconds": 5e-324, "distillation_seconds": 1e17},
+    {},
+    {},
+    {},
+    "gpt2",
 )
+@example({}, {}, {}, {"rope_parameters": {"rope_type": "linear", "factor": "\x1b[2J"}}, "llama")
 def test_what_others_say_of_a_summary_is_used_or_refused(
-    originals, world, metrics, inner, recipe, learner
+    originals, world, heard, metrics, inner, recipe, learner, kind
 ):
     """Shown, saved again, and made into a student and its settings. Python's JSON also writes and
     reads NaN.
@@ -505,7 +550,7 @@ def test_what_others_say_of_a_summary_is_used_or_refused(
     try:
         (folder / "metrics.json").write_text(json.dumps(metrics))
         recipe = {
-            "learner": {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, **learner},
+            "learner": {"model_type": kind, **SMALL, **learner},
             **recipe,
         }
         (folder / "recipe.yaml").write_text(json.dumps(recipe))
@@ -513,16 +558,19 @@ def test_what_others_say_of_a_summary_is_used_or_refused(
         (folder / "config.json").write_text(
             json.dumps({**config, "inner": {"optimizer": "adam", "lr": 0.1, "steps": 1, **inner}})
         )
-        shown = io.StringIO()
+        shown, start = io.StringIO(), time.process_time()
         with redirect_stdout(shown), suppress(SystemExit):
             main(["show", str(folder)])
         assert all(line.isprintable() for line in shown.getvalue().split("\n"))
+        assert len(shown.getvalue()) < 200_000
         farzi, refusal = outcome(lambda: FarziData.from_pretrained(folder))
+        assert time.process_time() - start < SECONDS
         if farzi is None:
             assert any(name in refusal for name in ("metrics.json", "recipe.yaml", "config.json"))
             return
         outcome(lambda: farzi.training_arguments(world / "student"))
-        farzi.save_pretrained(folder)
+        _, refusal = outcome(lambda: farzi.save_pretrained(folder))
+        assert not refusal or refusal.startswith("metrics.json would have")  # it is indented
         settings, refusal = outcome(
             lambda: learner_config(
                 farzi.results.recipe["learner"],
@@ -532,16 +580,32 @@ def test_what_others_say_of_a_summary_is_used_or_refused(
             )
         )
         assert settings is not None or refusal.startswith("recipe.yaml: learner")
+        assert re.sub(r"[\n\t]", " ", heard.getvalue()).isprintable()
     finally:
         shutil.rmtree(folder)
 
 
+@pytest.fixture
+def heard():
+    """What the loggers of libraries write on the standard error, to which their handlers keep."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    loggers = [logging.getLogger(name) for name in (None, "transformers")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield stream
+    for logger in loggers:
+        logger.removeHandler(handler)
+
+
 def outcome(make: Callable[[], T]) -> tuple[T | None, str]:
-    """What `make` gives, or how it refuses."""
+    """What `make` gives, or how it refuses: in one line that a terminal can show."""
     try:
         return make(), ""
     except (ValueError, TypeError, FileNotFoundError) as error:
-        return None, str(error)
+        refusal = str(error)
+    assert refusal.isprintable()
+    return None, refusal
 
 
 def check_load(folder: Path, world: Path) -> None:

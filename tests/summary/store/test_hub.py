@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import load_dataset
 from hub_server import TOKEN, Repository
 from huggingface_hub import DatasetCard
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+from pictures import png
 from tiny_artefacts import METRICS, WORDS, tiny, word_tokenizer
 from tiny_trainer import tiny_trainer
 
 import farzi_hf.summary.store.hub
+from farzi_hf.cli import main
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.store.card import OF_THE_DATA
 
@@ -22,6 +29,8 @@ PLAIN = {
     "viewer.html",
     *(f"{name}/train-00000-of-00001.parquet" for name in ("latents", "decoder", "tokens")),
 }
+# The trainers here begin with softened sequences of the data, so there is no page that shows rows.
+OF_DATA = PLAIN - {"viewer.html"}
 # huggingface_hub uploads large files in a way that its HTTP client calls deprecated
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
@@ -87,8 +96,84 @@ def test_nothing_but_the_artefact_leaves_a_folder_that_holds_more(hub, tmp_path)
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"state")
-    farzi_hf.summary.store.hub.push_folder(tmp_path, "farzi")
+    main(["push", str(tmp_path), "farzi"])
     assert files_of(hub) == PLAIN
+
+
+def test_of_a_strangers_summary_nothing_goes_up_as_it_was(hub, tmp_path, caplog):
+    """Its page, card and tables could show other rows than one trains on, and run a script, under
+    the name of whoever pushes it.
+    """
+    names = ("own.png", "half.png", "huge.png", "foreign.png", "script.svg", "photo.jpeg", "a.gif")
+    plots = [tmp_path / name for name in names]
+    for path in plots:
+        path.write_bytes(png())
+    tiny().save_pretrained(tmp_path / "own", word_tokenizer(), METRICS, {"seed": 0}, plots)
+    shutil.copytree(tmp_path / "own", tmp_path / "folder")
+    folder = tmp_path / "folder"
+    script = "<script>alert('foreign')</script>"
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({**config, "auto_map": {"foreign": "foreign"}, "note": script})
+    )
+    (folder / "README.md").write_text(f"---\nconfigs: [{{data_files: foreign.csv}}]\n---\n{script}")
+    (folder / "viewer.html").write_text(script)
+    for path in folder.glob("*/*.parquet"):
+        pq.write_table(pa.table({"text": ["foreign"]}), path)
+    wrong = {
+        "half.png": png()[:-1],
+        "huge.png": png(20_000, 20_000),
+        "foreign.png": script.encode(),
+        "script.svg": f"<svg>{script}</svg>".encode(),
+        "photo.jpeg": b"\xff\xd8\xff" + script.encode(),
+    }
+    for name, content in wrong.items():
+        (folder / "plots" / name).write_bytes(content)
+    main(["push", str(folder), "farzi"])
+    pushed = hub.repositories["user/farzi"].files()
+    assert {name for name in pushed if name.startswith("plots/")} == {"plots/own.png"}
+    assert not [name for name, content in pushed.items() if b"foreign" in content]
+    *of_the_config, of_the_plots = [record.getMessage() for record in caplog.records]
+    assert [line.split()[0] for line in of_the_config] == [
+        f"{folder}/config.json.{name}" for name in ("auto_map", "note")
+    ]
+    assert of_the_plots == (
+        "['a.gif', 'foreign.png', 'half.png', 'huge.png', 'photo.jpeg', 'script.svg']: not published;"
+        " only images in PNG and JPEG are."
+    )
+    for name in PLAIN - {"README.md", "farzi.safetensors"}:  # these name the plots
+        assert pushed[name] == (tmp_path / "own" / name).read_bytes(), name
+    rows = load_dataset("user/farzi", split="train", cache_dir=str(tmp_path / "cache"))
+    assert torch.equal(torch.tensor(list(rows["latents"])), tiny().latents)
+    FarziData.from_pretrained(folder).save_pretrained(tmp_path / "mine")
+    files = [path for path in (tmp_path / "mine").rglob("*") if path.is_file()]
+    scripts = {path.parent.name for path in files if script.encode() in path.read_bytes()}
+    assert scripts == {"plots"}
+    for name in PLAIN - {"README.md", "farzi.safetensors"}:
+        assert (tmp_path / "mine" / name).read_bytes() == (tmp_path / "own" / name).read_bytes()
+
+
+def test_a_jpeg_is_published(hub, tmp_path):
+    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff\xe0 pixels \xff\xd9")
+    tiny().push_to_hub("farzi", plots=[tmp_path / "photo.jpg"])
+    assert "plots/photo.jpg" in files_of(hub)
+
+
+def test_a_dry_run_lists_what_a_push_sends(hub, tmp_path, plot, capsys):
+    drawing = tmp_path / "drawing.svg"
+    drawing.write_text("<svg/>")
+    tiny().save_pretrained(tmp_path / "own", word_tokenizer(), METRICS, None, [plot, drawing])
+    (tmp_path / "own" / "README.md").write_text("foreign" * 1000)
+    main(["push", str(tmp_path / "own"), "farzi", "--dry_run"])
+    assert hub.repositories == {}
+    *lines, total = capsys.readouterr().out.splitlines()
+    sizes = {line.split()[1]: int(line.split()[0].replace(",", "")) for line in lines}
+    main(["push", str(tmp_path / "own"), "farzi"])
+    pushed = hub.repositories["user/farzi"].files()
+    assert sizes.keys() == files_of(hub)
+    for name in sizes.keys() - {"README.md"}:  # which gets the name of the repository
+        assert sizes[name] == len(pushed[name])
+    assert total.endswith("bytes would go to farzi, as one commit")
 
 
 def test_a_push_warns_of_a_teacher_that_knows_rows_by_heart(hub, caplog):
@@ -214,7 +299,7 @@ def test_the_trainer_pushes_to_a_dataset_repository(hub, make):
     trainer.evaluate()
     trainer.push_to_hub()
     assert hub.repositories["user/farzi"].private
-    assert files_of(hub, "v2") == PLAIN | TOKENIZER | {"metrics.json", "recipe.yaml"}
+    assert files_of(hub, "v2") == OF_DATA | TOKENIZER | {"metrics.json", "recipe.yaml"}
 
 
 def test_the_trainer_keeps_the_table_and_plots_that_its_summary_was_saved_with(
@@ -255,7 +340,7 @@ def test_a_saved_summary_is_pushed_and_never_a_checkpoint(hub, make, strategy):
     assert files_of(hub) == set()  # made at the start
     trainer.train()
     assert hub.repositories["user/farzi"].log["main"] == ["End of training"]
-    assert files_of(hub) == PLAIN | TOKENIZER | {"recipe.yaml"}
+    assert files_of(hub) == OF_DATA | TOKENIZER | {"recipe.yaml"}
     assert FarziData.from_pretrained("user/farzi").fingerprint() == trainer.model.fingerprint(), (
         "of the finished summary"
     )

@@ -105,7 +105,7 @@ def jobs_of(world: Path, full: bool) -> list:
     after = cycle([*[("load",)] * 5, ("save", "show")])
     turn = cycle(paths)
     every = [
-        ("harmless", {}, ("load", "save", "push", "show", "train")),
+        ("harmless", {}, ("load", "save", "push", "show", "train", "tokenizer")),
         ("teacher", {}, ("load", "save", "push", "show", "train", "export", "rows")),
     ]
     for kind in KINDS:
@@ -117,13 +117,15 @@ def jobs_of(world: Path, full: bool) -> list:
                     (
                         f"{kind} {file} {canary}",
                         with_settings(files, kind, canary, merges, file),
-                        operations,
+                        (*operations, "tokenizer"),
                     )
                 )
     for file, content in files.items():
         for place in places_of(content):
             for canary in paths if full else [next(turn)]:
                 operations = ("save", "push", "show", "train") if full else next(after)
+                if file.startswith("tokenizer"):
+                    operations = (*operations, "tokenizer")
                 every.append(
                     (
                         f"{file} {place} {canary}",

@@ -8,6 +8,7 @@ import ast
 import json
 import logging
 import os
+import re
 import resource
 import struct
 import time
@@ -16,122 +17,13 @@ from pathlib import Path
 
 import pytest
 from tiny_artefacts import METRICS, RECIPE, WORDS, tiny, word_tokenizer
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tiny_tokenizers import KINDS, facts
 from trainer_runs import forked
-from transformers import (
-    AddedToken,
-    BertTokenizer,
-    ByT5Tokenizer,
-    GPT2Tokenizer,
-    PreTrainedTokenizerFast,
-)
+from transformers import ByT5Tokenizer
 
 import farzi_hf.data
 from farzi_hf.data import vocabulary_of
 from farzi_hf.summary import FarziData
-
-TEXTS = [
-    "The cat sat on the mat.",
-    "a catéd  mat, <extra> of [MASK] 12 cats!",
-    "",
-    "日本 <pad> cat cat",
-]
-
-
-def trained(
-    model, trainer, normalizer=None, pre_tokenizer=None, decoder=None, post_processor=None
-) -> Tokenizer:
-    tokenizer = Tokenizer(model)
-    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = (
-        normalizer,
-        pre_tokenizer,
-        decoder,
-    )
-    tokenizer.train_from_iterator(TEXTS, trainer)
-    if post_processor is not None:
-        tokenizer.post_processor = post_processor
-    return tokenizer
-
-
-def byte_bpe():
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False
-    )
-    bpe = trained(models.BPE(), trainer, None, pre_tokenizers.ByteLevel(), decoders.ByteLevel())
-    vocabulary = json.loads(bpe.to_str())["model"]
-    merges = [tuple(merge) for merge in vocabulary["merges"]]
-    return GPT2Tokenizer(
-        vocab=vocabulary["vocab"], merges=merges, pad_token="<|endoftext|>", model_max_length=1024
-    )
-
-
-def word_pieces():
-    words = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        "the",
-        "cat",
-        "##s",
-        "##d",
-        "sat",
-        "mat",
-        ".",
-        ",",
-        "a",
-    ]
-    return BertTokenizer(vocab={word: i for i, word in enumerate(words)})
-
-
-def unigram():
-    trainer = trainers.UnigramTrainer(
-        vocab_size=60, special_tokens=["<unk>", "<pad>"], unk_token="<unk>", show_progress=False
-    )
-    normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(" ", "▁")])
-    pieces = trained(
-        models.Unigram(), trainer, normalizer, pre_tokenizers.Metaspace(), decoders.Metaspace()
-    )
-    mask = AddedToken("<mask>", lstrip=True)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=pieces,
-        unk_token="<unk>",
-        pad_token="<pad>",
-        mask_token=mask,
-        padding_side="left",
-        extra_special_tokens=["<extra>"],
-    )
-
-
-def ours():
-    return farzi_hf.data.word_tokenizer(TEXTS, vocab_size=20)
-
-
-KINDS = [byte_bpe, word_pieces, unigram, ours]
-
-
-def facts(tokenizer) -> dict:
-    """What a summary and its students use of a tokenizer."""
-    ids = [tokenizer(text)["input_ids"] for text in TEXTS]
-    return {
-        "hash": vocabulary_of(tokenizer).hash(),
-        "length": len(tokenizer),
-        "ids": ids,
-        "without special": [
-            tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS
-        ],
-        "texts": [tokenizer.decode(i) for i in ids],
-        "shown": [tokenizer.decode(i, skip_special_tokens=True) for i in ids],
-        "each": [tokenizer.decode([i]) for i in range(len(tokenizer))],
-        "special": (
-            tokenizer.special_tokens_map,
-            tokenizer.extra_special_tokens,
-            sorted(tokenizer.all_special_ids),
-        ),
-        "settings": (tokenizer.model_max_length, tokenizer.padding_side, tokenizer.truncation_side),
-        "padded": tokenizer(TEXTS, padding=True, truncation=True, max_length=7)["input_ids"],
-    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -229,17 +121,7 @@ PAD = {
     "pad_type_id": 0,
     "pad_token": "a",
 }
-
-
-def words(**ids: int) -> dict:
-    return {"model": {"type": "WordLevel", "vocab": ids, "unk_token": next(iter(ids))}}
-
-
 KILLERS = {
-    "an id of the largest number": words(a=0, b=2**32 - 2),
-    "an id of half of it": words(a=0, b=2**31),
-    "an id of four hundred millions": words(a=0, b=4 * 10**8),
-    "an id of a million, for two words": words(a=0, b=10**6),
     "an empty charsmap": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
     "a charsmap that says it is huge": {
         "normalizer": {"type": "Precompiled", "precompiled_charsmap": "/" * 16}
@@ -371,6 +253,21 @@ def test_no_call_of_ours_runs_code_of_a_repository():
     ]
     assert len(found) > 3
     assert [call for call in found if "trust_remote_code=False" not in call] == []
+
+
+@pytest.mark.parametrize(
+    ("call", "file"),
+    [(r"yaml\.\w*load", "text.py"), (r"AutoTokenizer\.from_pretrained", "tokenizer_file.py")],
+)
+def test_yaml_and_tokenizers_are_read_in_one_place_each(call, file):
+    """The first refuses tags and aliases, the second reads no file that a folder's files name."""
+    readers = {
+        path.name
+        for folder in ("farzi_hf", "recipes")
+        for path in (ROOT / folder).rglob("*.py")
+        if re.search(call, path.read_text())
+    }
+    assert readers == {file}
 
 
 def test_a_recipe_loses_what_names_code_with_a_warning(tmp_path, caplog):

@@ -42,7 +42,7 @@ from tiny_trainer import tiny_learner, tiny_trainer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from farzi_hf import FarziConfig, record_trajectories
-from farzi_hf.common.text import without_local_paths
+from farzi_hf.common.text import publishable
 from farzi_hf.data import vocabulary_of
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.farzi_data import _SHOWN_TOKENS as DECODED_TOP_K
@@ -539,13 +539,35 @@ def test_no_token_is_printed(text):
         ("outputs/omega", "outputs/omega"),
         ("a / b", "a / b"),
         ("ml-100k", "ml-100k"),
+        ("file:///home/ann/omega", "omega"),
+        ("https://ann:pass@word@host/a.csv?b=1", "https://host/a.csv?b=1"),
+        ("read hf://ann@host/a\nand s3://key:secret@b", "read hf://host/a\nand s3://b"),
+        (
+            "https://host/a?X-Amz-Signature=1f&b=2#token=x",
+            "https://host/a?X-Amz-Signature=…&b=2#token=…",
+        ),
+        ("ann@host, token=x", "ann@host, token=x"),
     ],
 )
-def test_of_a_path_outside_the_project_its_name_is_kept(path, kept):
-    assert without_local_paths({"a": [path, 1, None], "b": {"c": path}}) == {
+def test_of_a_path_or_an_address_what_others_may_know_is_kept(path, kept):
+    assert publishable({"a": [path, 1, None], "b": {"c": path}, path: {path: 1}}) == {
         "a": [kept, 1, None],
         "b": {"c": kept},
+        kept: {kept: 1},
     }
+
+
+def test_keys_that_become_the_same_are_told_apart():
+    paths = {"/a/x": 1, "x": 2, "/b/x": 3, "x (2)": 4}
+    assert publishable(paths) == {"x (3)": 1, "x": 2, "x (4)": 3, "x (2)": 4}
+
+
+def test_no_key_of_the_metrics_publishes_a_path_or_a_password(tmp_path):
+    key = "https://ann:Secret@host/a.csv"
+    metrics = {key: 1.0, "/home/Secret/b.csv": 2.0, "table": [{"method": "a", key: 1.0}]}
+    tiny().save_pretrained(tmp_path, WORDS, metrics, {"data_files": {"/home/Secret/b.csv": key}})
+    for path in (path for path in tmp_path.rglob("*") if path.is_file()):
+        assert b"Secret" not in path.read_bytes(), path.name
 
 
 def test_the_artefact_says_nothing_of_this_machine(tmp_path, sequences, tokenizer, monkeypatch):

@@ -13,7 +13,6 @@ from datasets import get_dataset_config_names
 from tiny_artefacts import WORDS, tiny, word_tokenizer
 
 from farzi_hf import FarziData, FarziDataConfig
-from farzi_hf.summary.forms import batch_of
 from farzi_hf.summary.store.hub import PLACEHOLDER
 
 FORMS = {
@@ -38,7 +37,7 @@ INNER = {
 def test_own_labels_are_what_a_position_predicts():
     farzi = tiny(**FORMS["own"])
     rows = torch.tensor([2, 0])
-    inputs, targets = batch_of(farzi.tensors, rows, farzi.config.tau)
+    inputs, targets = farzi.forms.batch(farzi.tensors, rows)
     torch.testing.assert_close(
         inputs.probabilities(), torch.softmax(farzi.latents[rows] @ farzi.decoder, -1)
     )
@@ -47,14 +46,14 @@ def test_own_labels_are_what_a_position_predicts():
 
 
 def test_shared_labels_are_the_next_inputs():
-    farzi = tiny()
-    inputs, targets = batch_of(farzi.tensors, slice(1, 3), 0.5)
+    farzi = tiny(tau=0.5)
+    inputs, targets = farzi.forms.batch(farzi.tensors, slice(1, 3))
     assert torch.equal(targets.probabilities(), inputs.probabilities()[:, 1:])
 
 
 def test_ids_are_read_as_they_are():
     farzi = tiny(**FORMS["tokens"])
-    inputs, targets = batch_of(farzi.tensors, torch.tensor([1]), 1.0)
+    inputs, targets = farzi.forms.batch(farzi.tensors, torch.tensor([1]))
     assert torch.equal(inputs, farzi.input_ids[1:2].long())
     assert targets.shape == (1, 5, 7)
     assert {name for name, _ in farzi.named_parameters()} == {"label_latents", "label_decoder"}
@@ -126,7 +125,7 @@ def test_the_code_of_its_card_runs(tmp_path, form):
             'split="train"', f"split='train', cache_dir={str(tmp_path / 'cache')!r}"
         )
         exec(block.replace(PLACEHOLDER, str(tmp_path / "artefact")), names)
-    _, targets = batch_of(farzi.tensors, slice(0, 1), farzi.config.tau)
+    _, targets = farzi.forms.batch(farzi.tensors, slice(0, 1))
     if form:
         torch.testing.assert_close(names["targets"], targets.probabilities().detach())
     ast.parse(train)

@@ -1,0 +1,225 @@
+"""The scores of many queries: in groups that fit into memory, each by one training forward and
+back, and kept in a folder for a later call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import accelerate
+import psutil
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
+
+from farzi_hf.attribution.replay import Replay
+from farzi_hf.attribution.weighted_training import influence
+from farzi_hf.common.tensors import load_tensors, save_tensors
+from farzi_hf.distillation import Parameters
+from farzi_hf.distillation.learner import is_constant
+from farzi_hf.engine import Adjoint
+from farzi_hf.summary.store.tensor_file import fingerprint
+
+# The share of the memory for the derivatives of queries that are scored together.
+_SHARE = 1 / 8
+# Queries that are scored together where scores are kept in a folder: a training forward and its
+# graphs back are a sixth of the work then.
+_KEPT_TOGETHER = 8
+
+
+class GroupScores(NamedTuple):
+    """The scores of a group of queries."""
+
+    scores: Tensor
+    """(queries, n) or (queries, n, L), on the CPU."""
+    losses: Tensor
+    """(queries,), on the CPU."""
+
+
+class Scorer:
+    """Scores queries.
+
+    Args:
+        replay: the training.
+        queries: the loader of the m queries.
+        weights: where the derivatives are taken: (n,) of the rows, or (n, L) of their tokens.
+        adjoint: how to differentiate; None chooses.
+
+    Attributes:
+        params: θ_T by name, of what trained; empty before a group is scored.
+    """
+
+    def __init__(
+        self, replay: Replay, queries: DataLoader, weights: Tensor, adjoint: Adjoint | None
+    ) -> None:
+        self.replay = replay
+        self.queries = queries
+        self.weights = weights
+        self.adjoint = adjoint
+        self.params: Parameters = {}
+
+    def score(self, kept: KeptScores | None = None) -> list[GroupScores]:
+        """The scores of all queries, in their order.
+
+        Args:
+            kept: those that an earlier call has made, which are not made again. The others are
+                added to them.
+        """
+        trainer = self.replay.trainer
+        at_once = self._room()
+        if kept is not None:
+            at_once = min(at_once, _KEPT_TOGETHER)
+        count = len(self.queries.dataset)
+        groups = [range(first, min(first + at_once, count)) for first in range(0, count, at_once)]
+        missing = [group for group in groups if kept is None or not kept.has(group)]
+        scored = []
+        with tqdm(
+            desc="Attribution",
+            unit="gradient",
+            total=sum(map(self._gradients, missing)),
+            disable=trainer.args.disable_tqdm or not trainer.is_world_process_zero(),
+        ) as progress:
+            for group in groups:
+                if kept is not None and kept.has(group):
+                    scored.append(kept.read(group))
+                    continue
+                scores = self._of_group(group, progress)
+                if kept is not None:
+                    kept.write(group, scores)
+                scored.append(scores)
+        return scored
+
+    def _room(self) -> int:
+        """How many queries can be scored together: their derivatives in the optimizer's state, in
+        the parameters and in the weights are in memory at once.
+        """
+        device = self.replay.trainer.args.device
+        if device.type == "cuda":
+            _, memory = torch.cuda.mem_get_info(device)
+        else:
+            memory = psutil.virtual_memory().total
+        trained = sum(x.nbytes for x in self.replay.start.values() if not is_constant(x))
+        of_weights = self.weights.numel() * self.weights.element_size()
+        of_query = (self.replay.optimizer.fields + 1) * trained + of_weights
+        return max(1, int(_SHARE * memory // of_query))
+
+    def _gradients(self, group: range) -> int:
+        """What it costs to score a group, in gradients of a step."""
+        return self._forward + self.replay.steps * self._back(group)
+
+    @property
+    def _forward(self) -> int:
+        """A gradient a step; one more if the adjoint is chosen, which takes a gradient."""
+        return self.replay.steps + (self.adjoint is None)
+
+    def _back(self, group: range) -> int:
+        """Of a step: two for a gradient with its graph, and two products for each query."""
+        return 2 * (1 + len(group))
+
+    def _of_group(self, group: range, progress: tqdm) -> GroupScores:
+        """The scores of a group, by one training forward and back. The progress bar counts
+        gradients.
+        """
+        replay = self.replay
+        losses = []
+
+        def losses_of_queries(theta: Parameters) -> Iterator[Tensor]:
+            self.params = {name: x.detach() for name, x in theta.items() if not is_constant(x)}
+            for query in group:
+                loss = replay.learner.hard_loss(theta, replay.batch(self.queries, [query]))
+                losses.append(loss.detach())
+                yield loss
+
+        # On the way back, a loss in micro-batches is evaluated twice.
+        has_micro_batches = replay.trainer.args.gradient_accumulation_steps > 1
+        evaluations = 2 if has_micro_batches else 1
+        costs = itertools.chain(
+            itertools.repeat(1, self._forward),
+            itertools.repeat(self._back(group) // evaluations),
+        )
+        shown = replace(replay, on_gradient=lambda: progress.update(next(costs)))
+        with replay.trainer.accelerator.autocast():
+            scores = influence(shown, losses_of_queries, weights=self.weights, adjoint=self.adjoint)
+        scores = accelerate.utils.reduce(scores, "sum")  # each process knows what its rows did
+        return GroupScores(scores.cpu().contiguous(), torch.stack(losses).cpu())
+
+
+class KeptScores:
+    """The scores of groups of queries in a folder, for a later call that goes on.
+
+    Args:
+        folder: of the files, one for each group.
+        identity: of the training and the queries. Files of others are refused.
+        writes: whether this one of several processes writes them.
+    """
+
+    def __init__(self, folder: Path, identity: str, writes: bool) -> None:
+        self.folder = folder
+        self.identity = identity
+        self.writes = writes
+
+    @classmethod
+    def of(cls, scorer: Scorer, folder: Path) -> KeptScores:
+        """Those of a scorer's training and queries."""
+        writes = scorer.replay.trainer.is_world_process_zero()
+        return cls(folder, _identity(scorer), writes)
+
+    def has(self, group: range) -> bool:
+        """Whether there are scores of this group."""
+        return self._file(group).exists()
+
+    def read(self, group: range) -> GroupScores:
+        """The scores of a group.
+
+        Raises:
+            ValueError: the file is damaged, or of another training or other queries.
+        """
+        file = self._file(group)
+        try:
+            tensors, facts = load_tensors(file)
+        except ValueError as error:
+            raise ValueError(
+                f"resume_dir: {str(file)!r} is damaged ({error}); remove it, and these scores are"
+                " made again"
+            ) from None
+        if facts.get("identity") != self.identity:
+            raise ValueError(
+                f"resume_dir: {str(file)!r} is of another training or other queries; give a new"
+                " folder"
+            )
+        return GroupScores(**tensors)
+
+    def write(self, group: range, scores: GroupScores) -> None:
+        """Keeps the scores of a group."""
+        if self.writes:
+            save_tensors(self._file(group), scores._asdict(), identity=self.identity)
+
+    def _file(self, group: range) -> Path:
+        return self.folder / f"queries-{group.start}-{group.stop}.safetensors"
+
+
+def _identity(scorer: Scorer) -> str:
+    """A hash of all that the scores depend on: θ_0, the rows and their order, the optimizer, the
+    queries, and the shape of the weights.
+    """
+    replay = scorer.replay
+    rates = [replay.optimizer.rate(step) for step in range(1, replay.steps + 1)]
+    optimizer = replace(replay.optimizer, lr_schedule=None)  # a function, which `rates` stand for
+    model = (
+        [is_constant(x) for x in replay.start.values()],
+        replay.learner.model.config.to_json_string(),
+        replay.trainer.args.bf16,
+    )
+    settings = (*scorer.weights.shape, replay.order, rates, optimizer, model)
+    digest = hashlib.sha256(repr(settings).encode())
+    for loader in (replay.loader, scorer.queries):
+        for row in range(len(loader.dataset)):
+            digest.update(fingerprint(replay.batch(loader, [row])).encode())
+    digest.update(fingerprint(replay.start).encode())
+    return digest.hexdigest()

@@ -1,0 +1,196 @@
+"""`farzi count DATA`: the strongest model that only counts, in seconds; and what it is good for.
+
+`farzi count DATA --output_dir OUT` reads data as `farzi distil` does, with the same split and the
+same tokenizer, prints what each model has, and saves the best one on the validation part. `farzi
+count OUT` uses it: `--score FILE`, `--generate N` or `--recommend FILE`.
+"""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from farzi_hf.cli import COMMANDS
+from farzi_hf.cli.program import ends_in_one_line
+from farzi_hf.common.checks import check_size
+from farzi_hf.common.files import is_taken
+from farzi_hf.common.text import terminal_text
+from farzi_hf.data import load_interactions
+from farzi_hf.data.seeds import check_seed
+from farzi_hf.report.counted import CountedItems, CountedText, Counts, count
+from farzi_hf.report.suggestion import to_stderr
+from farzi_hf.report.task_data import RunSettings
+
+_OF_DATA = (
+    "data_dir",
+    "task",
+    "name",
+    "split",
+    "revision",
+    "text_column",
+    "tokenizer",
+    "rows",
+    "vocab_size",
+    "max_length",
+    "user_column",
+    "item_column",
+    "time_column",
+    "min_interactions",
+    "min_item_interactions",
+    "held_out",
+)
+"""The settings of `RunSettings` that say how data are read."""
+_INTEGERS = ("vocab_size", "max_length", "min_interactions", "min_item_interactions")
+_COLUMNS = ("user_column", "item_column", "time_column")
+_USES = ("score", "generate", "recommend")
+_LAST = 3  # items of a history that are shown beside what is recommended
+
+
+def command(argv: Sequence[str]) -> None:
+    """Counts data, or uses what was counted."""
+    args = _parser().parse_args(argv)
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    with ends_in_one_line(
+        "farzi count", FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError
+    ):
+        uses = [name for name in _USES if getattr(args, name) is not None]
+        if len(uses) > 1:
+            raise ValueError(f"--{' and --'.join(uses)} are both given: give one of them")
+        if not uses:
+            _count(args)
+            return
+        if args.output_dir is not None:
+            raise ValueError(
+                f"--output_dir {args.output_dir!r} is for counting: give the folder that it wrote"
+                f" as the first word, and --{uses[0]}"
+            )
+        check_seed(args.seed, "--seed")
+        check_size("--top_k", args.top_k)
+        check_size("--tokens", args.tokens, 2)
+        with redirect_stdout(sys.stderr):
+            counted = Counts.from_pretrained(args.data, args.revision)
+        {"score": _score, "generate": _generate, "recommend": _recommend}[uses[0]](counted, args)
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        "farzi count",
+        description=COMMANDS["count"],
+        epilog="A model that was counted is used by farzi count OUT with --score, --generate or"
+        " --recommend.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "data",
+        help="what to count: a file, a folder, a data set of the Hub, or one of the library;"
+        " or a folder that was counted",
+    )
+    parser.add_argument("--output_dir", help="a new folder for the model; by default it is lost")
+    parser.add_argument(
+        "--order", type=int, help="text: length of the n-grams; by default the best of 1 to 5"
+    )
+    parser.add_argument(
+        "--score", metavar="FILE", help="what the model has on other rows of text, or other users"
+    )
+    parser.add_argument("--generate", type=int, metavar="N", help="write N texts")
+    parser.add_argument("--prompt", default="", help="what each of these texts begins with")
+    parser.add_argument(
+        "--tokens", type=int, default=128, help="the most that a text has (default: 128)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of these texts (default: 0)")
+    parser.add_argument(
+        "--recommend", metavar="FILE", help="the best items for each user of these interactions"
+    )
+    parser.add_argument("--top_k", type=int, default=10, help="of these items (default: 10)")
+    known = {field.name: field for field in fields(RunSettings)}
+    for name in _OF_DATA:
+        kind = int if name in _INTEGERS else str
+        parser.add_argument(f"--{name}", type=kind, help=known[name].metadata["help"])
+    parser.add_argument("--split_seed", type=int, default=0, help="of users' split (default: 0)")
+    return parser
+
+
+def _count(args: Namespace) -> None:
+    """Counts, prints a table, and saves the best model."""
+    output = None if args.output_dir is None else Path(args.output_dir)
+    if output is not None and is_taken(output):
+        raise ValueError(
+            f"--output_dir {args.output_dir!r} exists already and is not empty: choose another"
+            " folder"
+        )
+    given = {name: getattr(args, name) for name in _OF_DATA}
+    settings = RunSettings(
+        dataset=args.data,
+        splits=[args.split_seed],
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    choice: dict[str, Any] = {}
+    if args.order is not None:
+        if settings.task_class is not CountedText.tasks:
+            raise ValueError(f"--order {args.order} is for text, but {args.data!r} holds items")
+        choice["orders"] = [check_size("--order", args.order)]
+    with redirect_stdout(sys.stderr):
+        data = settings.load()
+        seed = data.seeds(args.split_seed)[0]
+        splits = data.splits(seed)
+        to_stderr(data.description)
+        counted = count(splits, data.task, show=to_stderr, **choice)
+    counted.metrics |= {"dataset": settings.dataset, "split": data.task.split_label}
+    print(counted.table())
+    print(
+        f"\nBest on the validation part: {counted.model.name} ({counted.model.choice})."
+        f" The data need {counted.metrics['data_bytes']:,} bytes."
+    )
+    if output is None:
+        print("Nothing was saved: --output_dir OUT keeps the model.")
+        return
+    counted.save_pretrained(output)
+    print(f"Saved. Use it: farzi count {output} with {counted.uses}")
+
+
+def _score(counted: Counts, args: Namespace) -> None:
+    names = ("text_column",) if isinstance(counted, CountedText) else _COLUMNS
+    with redirect_stdout(sys.stderr):
+        rows = counted.sequences_of(args.score, **{name: getattr(args, name) for name in names})
+        rows = rows.filter(lambda row: len(row["input_ids"]) > 1)
+        if not len(rows):
+            raise ValueError(f"--score {args.score!r} has no row with something to predict")
+        metrics = counted.metrics_on(rows)
+    print(f"{counted.model.name}: {counted.task.headline(metrics)}, on {len(rows):,} rows")
+    print("\n".join(f"{name}: {value:.4g}" for name, value in metrics.items()))
+
+
+def _generate(counted: Counts, args: Namespace) -> None:
+    if not isinstance(counted, CountedText):
+        raise ValueError(f"--generate is for text, but {args.data!r} counts items")
+    texts = counted.generate(
+        check_size("--generate", args.generate),
+        prompt=args.prompt,
+        max_length=args.tokens,
+        seed=args.seed,
+    )
+    for text in texts:
+        print(terminal_text(text, most=10_000))
+
+
+def _recommend(counted: Counts, args: Namespace) -> None:
+    if not isinstance(counted, CountedItems):
+        raise ValueError(f"--recommend is for items, but {args.data!r} counts text")
+    columns = {name: getattr(args, name) for name in _COLUMNS}
+    with redirect_stdout(sys.stderr):
+        found = load_interactions(args.recommend, min_interactions=1, **columns)
+        histories = counted.histories_of(found)
+    if lost := sum(map(len, found.sequences)) - sum(map(len, histories)):
+        to_stderr(f"{lost:,} interactions are with items that were not counted")
+    names = counted.names
+    for history, items in zip(
+        histories, counted.model.recommend(histories, args.top_k), strict=True
+    ):
+        last = " | ".join(terminal_text(names[item], 40) for item in history[-_LAST:])
+        print(f"{last} -> {' | '.join(terminal_text(names[item], 40) for item in items)}")
