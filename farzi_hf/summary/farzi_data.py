@@ -83,7 +83,10 @@ class FarziData(nn.Module):
         self.forms = forms_of(config)
         self.forms.inputs.register(self, tensors)
         self.forms.labels.register(self, tensors)
-        self._results = (Results(), "")  # with the fingerprint of the tensors that they belong to
+        # With the fingerprint of the tensors that they belong to: the results, and the bytes in a
+        # file with that storage.
+        self._results = (Results(), "")
+        self._stored = (0, "", "")
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -111,6 +114,9 @@ class FarziData(nn.Module):
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors: the size of the summary as it is stored."""
+        nbytes, *of = self._stored
+        if of == [self.config.storage, self.fingerprint()]:
+            return nbytes
         return STORAGES[self.config.storage].nbytes(self.tensors)
 
     def __repr__(self) -> str:
@@ -582,7 +588,11 @@ class FarziData(nn.Module):
                 f"{path} takes more than a load may cost ({error}); do not trust it"
             ) from error
         config.adopt_vocabulary(farzi.vocabulary, "folder_or_repo")
-        farzi._results = (load_results(artefact), farzi.fingerprint())
+        fingerprint = farzi.fingerprint()
+        farzi._results = (load_results(artefact), fingerprint)
+        # To pack them again, only to count their bytes, takes longer than the load.
+        nbytes = sum(x.nbytes for x in stored.values())
+        farzi._stored = (nbytes, config.storage, fingerprint)
         return farzi
 
     def _check_teacher(self, budget: Budget, source: str) -> None:

@@ -5,10 +5,13 @@ position), streams equal fixed rows.
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset, load_dataset
+from tiny_architectures import KINDS, tiny
+from tiny_architectures import V as TINY_V
 from tiny_artefacts import WORDS, word_tokenizer
 from tiny_models import (
     ATTENTION,
@@ -30,8 +33,8 @@ from farzi_hf.distillation.learner_model import readable_positions
 from farzi_hf.models import RNNConfig, RNNForCausalLM
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.endless import WrittenRows
-from farzi_hf.summary.store.tensor_file import STORAGES
-from farzi_hf.summary.teacher import LinearHead, rounded
+from farzi_hf.summary.store.tensor_file import STORAGES, TEACHER
+from farzi_hf.summary.teacher import LinearHead, factors_of_rank, rounded, teacher_model
 
 SHARES = torch.arange(V, dtype=torch.float32)
 """Entry 0 is never drawn."""
@@ -507,3 +510,93 @@ def test_arguments_that_an_own_optimizer_does_not_read_are_named(tmp_path, caplo
     assert not caplog.records
     farzi.training_arguments(str(tmp_path), learning_rate=0.5)
     assert "learning_rate: no effect beside optimizer_cls_and_kwargs" in caplog.text
+
+
+@pytest.mark.parametrize("count", [3, 256, 300])
+@pytest.mark.parametrize("inputs", ["drawn", "written", "tokens"])
+def test_the_beginning_is_that_of_the_rows(inputs, count):
+    farzi = carried(inputs=inputs, num_sequences=400)
+    rows = farzi.materialize(count)
+    some = farzi.beginning(count, 4)
+    assert torch.equal(some.tensors["input_ids"], rows.tensors["input_ids"][:, :4])
+    every = torch.arange(count)
+    torch.testing.assert_close(some(every), rows(every)[:, :4], atol=1e-5, rtol=1e-4)
+    assert farzi.beginning(1000, 1000).tensors["input_ids"].shape == (400, LENGTH)
+
+
+def test_the_beginning_of_written_rows_is_all_that_is_written(monkeypatch):
+    """A block of 256 rows would take a teacher without a cache as many calls of ξ ids."""
+    farzi = carried(inputs="written")
+    read = []
+    forward = farzi.teacher.forward
+    monkeypatch.setattr(
+        farzi.teacher,
+        "forward",
+        lambda *args, **kwargs: read.append(kwargs["input_ids"].shape) or forward(*args, **kwargs),
+    )
+    farzi.beginning(2, 3)
+    assert all(rows <= 2 and length <= 3 for rows, length in read)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_teacher_with_given_weights_is_not_initialised_first(kind):
+    """Its numbers are those of the summary, and what is no parameter is as in any other."""
+    farzi = carried(kind, storage="exact")
+    draws = torch.get_rng_state()
+    again = teacher_model(farzi.config, farzi.tensors)
+    assert torch.equal(draws, torch.get_rng_state())
+    for ours, theirs in (
+        (again.named_parameters(), farzi.teacher.named_parameters()),
+        (again.named_buffers(), farzi.teacher.named_buffers()),
+    ):
+        ours, theirs = dict(ours), dict(theirs)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], x) for name, x in theirs.items())
+    ids = torch.arange(1, LENGTH)[None]
+    assert torch.equal(again(ids).logits, farzi.teacher(ids).logits)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # those of transformers
+def test_no_architecture_computes_buffers_where_it_initialises_weights():
+    """Then a teacher whose weights are given would lack them."""
+    tried = 0
+    for kind in KINDS:
+        config = SimpleNamespace(teacher=tiny(kind), vocab_size=TINY_V, sequence_length=4)
+        try:
+            model = teacher_model(config)
+        except ValueError:  # it reads images, or a vocabulary of its own, or has other sizes
+            continue
+        weights = {TEACHER + name: x.detach() for name, x in model.named_parameters()}
+        again = dict(teacher_model(config, weights).named_buffers())
+        for name, x in model.named_buffers():
+            torch.testing.assert_close(again[name], x, rtol=0, atol=0, equal_nan=True)
+        tried += 1
+    assert tried > 100
+
+
+def test_labels_without_a_linear_head_take_as_many_numbers_as_positions():
+    """Not V², which is what an identity over the vocabulary takes."""
+    logits = torch.randn(3, 50)
+    latents, decoder = factors_of_rank(logits, None, None)
+    assert latents.shape == (3, 3)
+    assert decoder.shape == (3, 50)
+    torch.testing.assert_close((latents @ decoder).softmax(-1), logits.softmax(-1))
+    many, decoder = factors_of_rank(torch.randn(50, 4), None, None)
+    assert many.shape == (50, 4)
+    assert decoder.shape == (4, 4)
+
+
+def test_bytes_are_those_of_the_file_until_something_changes(tmp_path, monkeypatch):
+    farzi = carried(storage="coded5")
+    farzi.save_pretrained(tmp_path)
+    again = FarziData.from_pretrained(tmp_path)
+    stored = STORAGES["coded5"].stored
+    with monkeypatch.context() as patch:
+        patch.setattr(type(STORAGES["coded5"]), "stored", None)  # it takes longer than the load
+        assert again.nbytes == sum(x.nbytes for x in stored(farzi.tensors).values())
+    before = again.nbytes
+    again.store_as("coded2")
+    assert again.nbytes < before
+    torch.nn.init.zeros_(next(again.parameters()))
+    assert again.nbytes == STORAGES["coded2"].nbytes(again.tensors)
