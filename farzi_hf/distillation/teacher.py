@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,32 @@ class Teacher:
     learner: Learner
     params: Parameters
     trained: Trained | None = None
+
+
+@dataclass
+class Progress:
+    """How far the training of a teacher is. A file keeps the numbers in this order."""
+
+    step: int
+    """Steps so far."""
+    steps: int
+    """Of the whole training."""
+    held: int
+    """Steps until the rate falls."""
+    lowest: float = math.inf
+    """The lowest loss on held-out rows."""
+    before: float = math.inf
+    """The same, of the steps before the rate fell."""
+    error: float = math.inf
+    """The last loss on held-out rows."""
+    seconds: float = 0.0
+    """That it has taken."""
+
+    def go_back(self, step: int) -> None:
+        """To the best state: the rate falls from there, in as many steps as it took."""
+        self.step = step
+        self.held = step
+        self.steps = 2 * step
 
 
 GivenTeachers = PreTrainedModel | Sequence[PreTrainedModel]
@@ -161,66 +187,70 @@ class TeacherTraining:
         """
         state: Parameters | TrainingState = start
         best: TrainingState | None = None
-        step, steps, held, lowest, before = (
-            0,
-            self.steps,
-            self.steps - self.steps // 2,
-            math.inf,
-            math.inf,
-        )
-        error, began = math.inf, time.perf_counter()
+        progress = Progress(0, self.steps, self.steps - self.steps // 2)
         if self.kept is not None and self.kept.exists():
-            state, best, (step, steps, held, lowest, before, error, seconds) = self._going_on(start)
-            began -= seconds
+            state, best, progress = self._going_on(start)
+        began = time.perf_counter() - progress.seconds
         with tqdm(
-            None, name, steps, initial=step, disable=quiet, leave=False, dynamic_ncols=True
+            None,
+            name,
+            progress.steps,
+            initial=progress.step,
+            disable=quiet,
+            leave=False,
+            dynamic_ncols=True,
         ) as bar:
-            while step < steps:
-                optimizer = replace(
-                    self.optimizer, lr_schedule=lr_schedule("warmup_stable_decay", steps)
-                )
+            while progress.step < progress.steps:
+                schedule = lr_schedule("warmup_stable_decay", progress.steps)
+                optimizer = replace(self.optimizer, lr_schedule=schedule)
                 (state,) = train_on(loss, optimizer, state, steps=1, every=1)
-                step += 1
+                progress.step += 1
                 bar.update()
-                if validation is None or (step % self._between and step < steps):
+                is_last = progress.step == progress.steps
+                if validation is None or (progress.step % self._between and not is_last):
                     continue
-                error = validation(state.params)
-                if best is None or error < lowest:
-                    best, lowest = state, error
-                elif step < held and step - best.step >= _PATIENCE * self._between:
-                    state, step, held, steps = best, best.step, best.step, 2 * best.step
-                    bar.total = bar.n + step
-                if step <= held:
-                    before = lowest
-                bar.set_postfix(validation=f"{lowest:.3f}", step=best.step, refresh=False)
+                progress.error = validation(state.params)
+                if best is None or progress.error < progress.lowest:
+                    best = state
+                    progress.lowest = progress.error
+                elif self._has_stopped(progress, best):
+                    state = best
+                    progress.go_back(best.step)
+                    bar.total = bar.n + progress.step
+                if progress.step <= progress.held:
+                    progress.before = progress.lowest
+                lowest = f"{progress.lowest:.3f}"
+                bar.set_postfix(validation=lowest, step=best.step, refresh=False)
                 if self.kept is not None:
-                    self._keep(
-                        state,
-                        best,
-                        (step, steps, held, lowest, before, error, time.perf_counter() - began),
-                    )
+                    progress.seconds = time.perf_counter() - began
+                    self._keep(state, best, progress)
         if best is None:
-            return Trained(state.params, step, None)
-        if error - lowest <= _NOISE * (before - lowest):  # the last one
-            best, lowest = state, error
-        return Trained(best.params, best.step, lowest)
+            return Trained(state.params, progress.step, None)
+        has_risen = progress.error - progress.lowest
+        if has_risen <= _NOISE * (progress.before - progress.lowest):  # the last one
+            return Trained(state.params, state.step, progress.error)
+        return Trained(best.params, best.step, progress.lowest)
 
-    def _keep(self, state: TrainingState, best: TrainingState, numbers: Sequence[float]) -> None:
-        numbers = torch.tensor([best.step, *numbers], dtype=torch.float64)
+    def _has_stopped(self, progress: Progress, best: TrainingState) -> bool:
+        """Whether the loss does not fall any more while the rate stays."""
+        waited = progress.step - best.step
+        return progress.step < progress.held and waited >= _PATIENCE * self._between
+
+    def _keep(self, state: TrainingState, best: TrainingState, progress: Progress) -> None:
+        numbers = torch.tensor([best.step, *astuple(progress)], dtype=torch.float64)
         tensors = {**state.to_tensors("now"), **best.to_tensors("best"), "numbers": numbers}
         save_tensors(self.kept, {name: x.cpu().contiguous() for name, x in tensors.items()})
 
-    def _going_on(
-        self, start: Parameters
-    ) -> tuple[TrainingState, TrainingState, tuple[float, ...]]:
-        """What `_keep` has written."""
+    def _going_on(self, start: Parameters) -> tuple[TrainingState, TrainingState, Progress]:
+        """What `_keep` has written: the state, the best one so far, and how far the training is."""
         try:
             tensors, _ = load_tensors(self.kept)
-            best, step, steps, held, *others = tensors["numbers"].tolist()
-            now = TrainingState.of_tensors("now", tensors, start, self.optimizer, int(step))
-            best = TrainingState.of_tensors("best", tensors, start, self.optimizer, int(best))
-            return now, best, (int(step), int(steps), int(held), *others)
-        except (KeyError, ValueError) as error:
+            best_step, step, steps, held, *others = tensors["numbers"].tolist()
+            progress = Progress(int(step), int(steps), int(held), *others)
+            now = TrainingState.of_tensors("now", tensors, start, self.optimizer, progress.step)
+            best = TrainingState.of_tensors("best", tensors, start, self.optimizer, int(best_step))
+            return now, best, progress
+        except (KeyError, ValueError, TypeError) as error:
             raise ValueError(
                 f"{str(self.kept)!r} holds no training that can go on ({error}); remove it, and the"
                 " training begins again"

@@ -536,7 +536,7 @@ class Search:
             )
             name, best = min(counted.items(), key=lambda pair: self.task.error(pair[1]))
             by_counting = self.task.headline(self.task.metrics(best))
-            why = f"its teacher so far: {teacher.figure}; {name}, counted: {by_counting}"
+            why = f"its teacher so far: {teacher.figure}; {name}: {by_counting}"
             judged = self.judged(trainer, trainer.learner, trainer.students.on_summary(0))
             return {**judged, "nbytes": trainer.model.nbytes, "why": why}
 
