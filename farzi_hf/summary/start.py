@@ -1,0 +1,363 @@
+"""A start of students that is not random: what a carried teacher knows of the vocabulary goes into
+a new model of any kind and width.
+
+Most steps of a student that starts at random are spent on its tables: what an entry means when it
+is read (the input embedding) and when it is predicted (the head). A summary that carries its
+teacher holds both. A model of another kind reads them as its own after four corrections:
+
+- what the teacher multiplies an embedding by, inside the module or behind it, belongs to the table;
+- the gain γ and the shift β of the teacher's last norm belong to the head: logits W (γ ∘ x̂ + β) + b
+  are (W γ) x̂ + (W β + b), and a new model's own norm has gain 1;
+- what either model multiplies logits by belongs to the head;
+- another width needs a map, the same for both tables, because one model's states meet both.
+
+Known as GUIDE (arXiv 2510.06502) and weight subcloning (arXiv 2312.09299), for models of one
+family; and SimKD's reused head (arXiv 2203.14001).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from farzi_hf.summary.soft_tokens import vocabulary_size
+from farzi_hf.summary.teacher import no_padding, parameter_names, whole
+
+_SMALL = 1e-3  # by which a head is scaled, so that a cap of its logits does not show
+_TRIED = 4  # ids that a model reads when it is looked at
+_POSITIONS = re.compile(r"(?:^|\.)(?:wpe|embed_positions|position_embeddings?|positions)\.weight$")
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What a model knows of the vocabulary's entries, in the units in which it computes."""
+
+    inputs: Tensor
+    """(V, e): what its layers get for each entry."""
+    head: Tensor | None
+    """(V, k): the logits are its products with states that have no gain; None without a head that is
+    a matrix.
+    """
+    bias: Tensor | None
+    """(V,): what is added to the logits; None if nothing is."""
+    positions: tuple[str, Tensor] | None
+    """The name of a table of learnt positions, and the table (n, e); None without one."""
+
+
+@torch.no_grad()
+def start(teacher: PreTrainedModel, model: PreTrainedModel, seed: int = 0) -> list[str]:
+    """Sets what `teacher` knows of the vocabulary into `model`, in place.
+
+    Args:
+        teacher: a trained causal model, with weights on any device.
+        model: a new causal model over the same vocabulary, of any kind and width.
+        seed: of what is drawn where the model is wider.
+
+    Returns:
+        The names of the parameters that were set. The others stay as they are.
+
+    Raises:
+        ValueError: the model has another vocabulary.
+    """
+    values = start_values(teacher, model, seed)
+    parameters = dict(model.named_parameters())
+    for name, value in values.items():
+        parameters[name].copy_(value)
+    return list(values)
+
+
+@torch.no_grad()
+def start_values(
+    teacher: PreTrainedModel, model: PreTrainedModel, seed: int = 0
+) -> dict[str, Tensor]:
+    """The values of the parameters that `start` sets, by name, of the model's types and devices."""
+    ours = vocabulary_size(teacher)
+    theirs = vocabulary_size(model)
+    if ours != theirs:
+        raise ValueError(
+            f"model has a vocabulary of {theirs} entries, the summary one of {ours}; build it with"
+            f" vocab_size={ours}, and the summary's tokenizer"
+        )
+    tables = tables_of(teacher)
+    student = _Look(model)
+    maps = maps_between(tables, student.widths)
+    values = {student.embedding_name: maps.inputs(tables.inputs) / student.input_scale}
+    if student.head_name is not None and tables.head is not None:
+        is_tied = student.head_name == student.embedding_name
+        if not is_tied:
+            values[student.head_name] = maps.head(tables.head) / student.output_scale
+        if student.bias_name is not None and tables.bias is not None:
+            values[student.bias_name] = tables.bias / student.output_scale
+    if student.positions is not None and tables.positions is not None:
+        name, table = student.positions
+        teachers_name, positions = tables.positions
+        if _first_position(name) == _first_position(teachers_name):
+            count = min(len(table), len(positions))
+            values[name] = table.detach().float().cpu().clone()
+            values[name][:count] = maps.inputs(positions[:count]) / student.behind_embedding
+    parameters = dict(model.named_parameters())
+    return {name: value.to(parameters[name]) for name, value in values.items()}
+
+
+def _first_position(name: str) -> int:
+    """The row of the first position in a table of that name."""
+    return 2 if name.endswith("embed_positions.weight") else 0  # as OPT has it
+
+
+# -- a model, looked at ----------------------------------------------------------------------------
+
+
+def tables_of(model: PreTrainedModel) -> Tables:
+    """What a trained model knows of the vocabulary's entries, as float32 on the CPU."""
+    look = _Look(model)
+    inputs = look.read_all().float().cpu() * look.behind_embedding
+    head = None
+    bias = None
+    if look.head_name is not None:
+        module = model.get_output_embeddings()
+        weight = module.weight.detach().float().cpu() * look.output_scale
+        gain, shift = look.last_norm()
+        head = weight * gain
+        bias = weight @ shift
+        if getattr(module, "bias", None) is not None:
+            bias = bias + module.bias.detach().float().cpu() * look.output_scale
+        if not bias.any():
+            bias = None
+    positions = look.positions
+    if positions is not None:
+        name, table = positions
+        positions = (name, table.detach().float().cpu() * look.behind_embedding)
+    return Tables(inputs, head, bias, positions)
+
+
+class _Look:
+    """A model and how it uses its tables, found out by running it on a few ids.
+
+    Attributes:
+        embedding: the module of the input embedding.
+        embedding_name: its weight among the model's parameters.
+        head_name: that of the head; None without a head that is a matrix over the vocabulary.
+        bias_name: that of the head's bias, or None.
+        input_scale: by what the model multiplies its embedding, in all.
+        behind_embedding: by what it multiplies what the module of the embedding returns.
+        output_scale: by what it multiplies products of states and head, before any cap.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.embedding = model.get_input_embeddings()
+        self.embedding_name = parameter_names(model, self.embedding)["weight"]
+        head = model.get_output_embeddings()
+        entries = vocabulary_size(model)
+        self.head_name: str | None = None
+        self.bias_name: str | None = None
+        if isinstance(head, nn.Linear) and head.out_features == entries:
+            names = parameter_names(model, head)
+            self.head_name = names["weight"]
+            self.bias_name = names.get("bias")
+        first = no_padding(model.config)
+        count = max(1, min(_TRIED, entries - first))
+        ids = torch.arange(first, first + count, device=self.embedding.weight.device)
+        self._run = _Run(model, ids[None])
+        self.behind_embedding = self._behind_embedding()
+        self.input_scale = self._in_embedding(ids) * self.behind_embedding
+        self.output_scale = 1.0 if self.head_name is None else self._behind_head()
+
+    @property
+    def widths(self) -> tuple[int, int | None]:
+        """Of the input embedding and of the head."""
+        head = self.model.get_output_embeddings()
+        return self.embedding.weight.shape[1], None if self.head_name is None else head.in_features
+
+    @property
+    def positions(self) -> tuple[str, Tensor] | None:
+        """The name and the values of a table of learnt positions; None where there is none as wide
+        as the input embedding.
+        """
+        width = self.embedding.weight.shape[1]
+        for name, parameter in self.model.named_parameters():
+            if _POSITIONS.search(name) and parameter.dim() == 2 and parameter.shape[1] == width:
+                return name, parameter
+        return None
+
+    def read_all(self) -> Tensor:
+        """(V, e): what the module of the embedding returns for all entries."""
+        ids = torch.arange(vocabulary_size(self.model), device=self.embedding.weight.device)
+        return self.embedding(ids[None])[0]
+
+    def last_norm(self) -> tuple[Tensor, Tensor]:
+        """Gain and shift (k,) of the norm whose output is what the head reads; 1 and 0 without."""
+        module = self._run.last_norm
+        width = self.model.get_output_embeddings().in_features
+        if module is None:
+            return torch.ones(width), torch.zeros(width)
+        weight = module.weight.detach().float().cpu()
+        bias = getattr(module, "bias", None)
+        shift = torch.zeros(width) if bias is None else bias.detach().float().cpu()
+        return weight + self._run.gain_of_zero(module), shift
+
+    def _in_embedding(self, ids: Tensor) -> float:
+        """By what the module of the embedding multiplies rows of its weight."""
+        return _multiple(self.embedding(ids[None])[0], self.embedding.weight[ids])
+
+    def _behind_embedding(self) -> float:
+        """By what the model multiplies the embedding before anything else is added to it."""
+        return 1.0 if self._run.first is None else _multiple(self._run.first, self._run.embedded)
+
+    def _behind_head(self) -> float:
+        """By what the model multiplies small logits."""
+        logits, products = self._run.small_logits(self.head_name)
+        return _multiple(logits, products)
+
+
+class _Run:
+    """A model's forward pass over a few ids (1, L), and what passed between its modules.
+
+    Attributes:
+        embedded: what the embedding has returned.
+        first: what the first module after it has got; None where that is no product of it.
+        last_norm: the norm whose output the head has read; None without one.
+    """
+
+    def __init__(self, model: PreTrainedModel, ids: Tensor) -> None:
+        self._model = model
+        self._ids = ids
+        self.embedded: Tensor | None = None
+        self.first: Tensor | None = None
+        self.last_norm: nn.Module | None = None
+        self._norm_input: Tensor | None = None
+        self._norms: list[tuple[nn.Module, Tensor, Tensor]] = []
+        self._states: Tensor | None = None
+        embedding = model.get_input_embeddings()
+        head = model.get_output_embeddings()
+        hooks = [embedding.register_forward_hook(self._at_embedding)]
+        if isinstance(head, nn.Module):
+            hooks.append(head.register_forward_pre_hook(self._at_head))
+        for module in model.modules():
+            if module not in (embedding, head, model):
+                hooks.append(module.register_forward_hook(self._behind, with_kwargs=True))
+                hooks.append(module.register_forward_pre_hook(self._before, with_kwargs=True))
+        try:
+            model(**whole(model, ids))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for module, given, returned in reversed(self._norms):
+            if self._states is not None and torch.equal(returned, self._states):
+                self.last_norm = module
+                self._norm_input = given
+                break
+
+    def _at_embedding(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        if self.embedded is None:
+            self.embedded = output.detach()
+
+    def _at_head(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self._states = args[0].detach()
+
+    def _before(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Notes what the first module after the embedding gets, if it is a multiple of it."""
+        if self.embedded is None or self.first is not None:
+            return
+        given = args[0] if args else kwargs.get("hidden_states")
+        if isinstance(given, Tensor) and given.shape == self.embedded.shape:
+            self.first = given.detach()
+
+    def _behind(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+        """Notes what a norm has got and returned."""
+        weight = getattr(module, "weight", None)
+        is_norm = "norm" in type(module).__name__.lower()
+        if is_norm and isinstance(weight, Tensor) and weight.dim() == 1 and args:
+            self._norms.append((module, args[0].detach(), output.detach()))
+
+    def gain_of_zero(self, norm: nn.Module) -> float:
+        """The gain of a norm whose weight is 0: 1 where gains are 1 + weight, as Gemma's are."""
+        zero = {name: torch.zeros_like(x) for name, x in norm.named_parameters()}
+        one = {**zero, "weight": torch.ones_like(norm.weight)}
+        at_zero = torch.func.functional_call(norm, zero, (self._norm_input,))
+        if not at_zero.any():
+            return 0.0
+        at_one = torch.func.functional_call(norm, one, (self._norm_input,))
+        return _multiple(at_zero, at_one - at_zero)
+
+    def small_logits(self, head_name: str) -> tuple[Tensor, Tensor]:
+        """Logits of a head that is `_SMALL` times as large, and the products that they are of."""
+        head = self._model.get_output_embeddings()
+        noted: list[Tensor] = []
+
+        def note(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            small = nn.functional.linear(args[0], module.weight) * _SMALL
+            noted.append(small)
+            return small
+
+        hook = head.register_forward_hook(note)
+        try:
+            logits = self._model(**whole(self._model, self._ids)).logits
+        finally:
+            hook.remove()
+        return logits, noted[-1]
+
+
+def _multiple(x: Tensor, of: Tensor) -> float:
+    """c, where x = c · of up to rounding; 1 where x is no multiple."""
+    x = x.detach().double().flatten()
+    of = of.detach().double().flatten()
+    square = float(of @ of)
+    if x.shape != of.shape or square == 0:
+        return 1.0
+    c = float(x @ of) / square
+    is_multiple = float((x - c * of).norm()) <= 1e-3 * abs(c) * square**0.5
+    return c if is_multiple and c != 0 else 1.0
+
+
+# -- another width ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Maps:
+    """How tables of the teacher's widths become tables of the student's widths."""
+
+    inputs: Callable[[Tensor], Tensor]
+    """Of rows (…, e) of what layers get."""
+    head: Callable[[Tensor], Tensor]
+    """Of rows (…, k) of the head."""
+
+
+def maps_between(tables: Tables, widths: tuple[int, int | None]) -> Maps:
+    """The maps from a teacher's tables to a student's widths.
+
+    Narrower: onto the right singular vectors of both tables on top of each other, each divided by
+    its norm, so that neither outweighs the other. Wider: what is there already, and zeros.
+    """
+    e, k = tables.inputs.shape[1], None if tables.head is None else tables.head.shape[1]
+    shares_space = e == k and widths[0] == widths[1]
+    if shares_space:
+        both = torch.cat([_normed(tables.inputs), _normed(tables.head)])
+        shared = _map(both, widths[0])
+        return Maps(shared, shared)
+    of_inputs = _map(tables.inputs, widths[0])
+    of_head = of_inputs if k is None or widths[1] is None else _map(tables.head, widths[1])
+    return Maps(of_inputs, of_head)
+
+
+def _normed(table: Tensor) -> Tensor:
+    return table / table.norm().clamp_min(torch.finfo(table.dtype).tiny)
+
+
+def _map(table: Tensor, width: int) -> Callable[[Tensor], Tensor]:
+    """A map of rows as wide as the table's to rows of another width."""
+    own = table.shape[1]
+    if width == own:
+        return lambda rows: rows
+    if width > own:
+        return lambda rows: nn.functional.pad(rows, (0, width - own))
+    # The singular vectors of a table (V, e) are the eigenvectors of its (e, e) square.
+    _, vectors = torch.linalg.eigh(table.double().T @ table.double())
+    leading = vectors[:, -width:].to(table.dtype)
+    return lambda rows: rows @ leading.to(rows)

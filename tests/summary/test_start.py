@@ -1,0 +1,138 @@
+"""A start of students from the carried teacher: a model of any kind computes with the teacher's
+tables as the teacher does.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import CONFIGS, NEXT_ITEM, SPECIAL, V, config_of, tiny_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from farzi_hf.summary.start import _Look, start, start_values, tables_of
+
+OTHERS = {
+    "cohere": {},
+    "granite": {"embedding_multiplier": 3.0, "logits_scaling": 2.0},
+    "gemma2": {"final_logit_softcapping": 5.0},
+    "olmo2": {},
+}
+KINDS = [*CONFIGS, *OTHERS]
+TEXT = [kind for kind in KINDS if kind not in NEXT_ITEM]
+
+
+def model_of(kind: str, **changes):
+    """A small model whose weights are all random, also those that start as 0 or 1."""
+    if kind in OTHERS:
+        attention = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+        sizes = {
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "intermediate_size": 16,
+            "vocab_size": V,
+        }
+        settings = {**sizes, **attention, **SPECIAL, **OTHERS[kind], **changes}
+        config = AutoConfig.for_model(kind, **settings)
+    else:
+        config = config_of(kind, **changes)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def ids_of(model) -> torch.Tensor:
+    return torch.arange(1, 6)[None]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_of_the_teachers_kind_with_its_layers_is_the_teacher(kind):
+    """The last norm's gain is in the head then, and what the norm adds in the head's bias."""
+    teacher = model_of(kind)
+    student = model_of(kind)
+    names = start(teacher, student)
+    look = _Look(teacher)
+    norm = look._run.last_norm
+    has_gain = look.head_name in names and look.head_name != look.embedding_name
+    has_shift = look.bias_name in names
+    with torch.no_grad():
+        if norm is not None and has_gain and not has_shift and hasattr(norm, "bias"):
+            norm.bias.zero_()  # a head without a bias cannot have it
+        for name, x in student.named_parameters():
+            if name in names:
+                continue
+            weight = teacher.get_parameter(name)
+            x.copy_(weight)
+            if norm is not None and weight is norm.weight and has_gain:
+                x.fill_(1.0 - look._run.gain_of_zero(norm))
+            elif norm is not None and weight is getattr(norm, "bias", None) and has_shift:
+                x.zero_()
+    ids = ids_of(teacher)
+    torch.testing.assert_close(student(ids).logits, teacher(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", TEXT)
+def test_the_layers_of_any_model_read_what_the_teachers_read(kind):
+    teacher = model_of("gemma")
+    student = model_of(kind)
+    assert start(teacher, student)[0] == _Look(student).embedding_name
+    torch.testing.assert_close(tables_of(student).inputs, tables_of(teacher).inputs)
+
+
+@pytest.mark.parametrize("kind", TEXT)
+def test_a_model_of_any_kind_can_teach(kind):
+    student = model_of("farzi_rnn")
+    assert start(model_of(kind), student)[:2] == ["embedding.weight", "output.weight"]
+    torch.testing.assert_close(tables_of(student).inputs, tables_of(model_of(kind)).inputs)
+    torch.testing.assert_close(tables_of(student).head, tables_of(model_of(kind)).head)
+
+
+@pytest.mark.parametrize("teacher", NEXT_ITEM)
+@pytest.mark.parametrize("kind", NEXT_ITEM)
+def test_recommenders_start_from_each_other(teacher, kind):
+    names = start(model_of(teacher), model_of(kind))
+    assert "embedding.weight" in names
+    both_have_positions = "gru4rec" not in (teacher, kind)
+    assert ("encoder.positions.weight" in names) is both_have_positions
+
+
+@pytest.mark.parametrize("width", [4, 8, 24])
+def test_another_width_keeps_what_it_can(width):
+    """Products of the two tables, which a model without layers would predict by."""
+    teacher = model_of("gpt2", tie_word_embeddings=False)
+    student = model_of("farzi_rnn", hidden_size=width)
+    start(teacher, student)
+    with torch.no_grad():
+        given = tables_of(teacher)
+        made = tables_of(student)
+    wanted = given.inputs @ given.head.T
+    error = float((made.inputs @ made.head.T - wanted).norm() / wanted.norm())
+    if width >= 16:
+        assert error < 1e-5
+    else:
+        parts = torch.randperm(16, generator=torch.Generator().manual_seed(1))[:width]
+        chosen = given.inputs[:, parts] @ given.head[:, parts].T
+        assert error < float((chosen - wanted).norm() / wanted.norm())
+
+
+def test_what_is_not_of_the_vocabulary_stays():
+    student = model_of("llama")
+    before = {name: x.clone() for name, x in student.named_parameters()}
+    names = start(model_of("gpt2"), student)
+    assert names == ["model.embed_tokens.weight", "lm_head.weight"]
+    for name, x in student.named_parameters():
+        assert torch.equal(x, before[name]) is (name not in names)
+
+
+def test_values_have_the_types_of_the_model():
+    student = model_of("llama").double()
+    assert {x.dtype for x in start_values(model_of("gpt2"), student).values()} == {torch.float64}
+
+
+def test_another_vocabulary_is_named():
+    with pytest.raises(
+        ValueError, match=r"^model has a vocabulary of 14 entries, the summary one of 13"
+    ):
+        start(tiny_model("gpt2"), tiny_model("llama", 14))
