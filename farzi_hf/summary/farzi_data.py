@@ -37,6 +37,7 @@ from farzi_hf.summary.origins import Origin
 from farzi_hf.summary.reading import Decoded, check_numbers, hard_rows
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.soft_training import SoftTokenCollator
+from farzi_hf.summary.start import start as start_of_student
 from farzi_hf.summary.store.budget import Budget, OverBudgetError
 from farzi_hf.summary.store.card import OF_THE_DATA
 from farzi_hf.summary.store.contents import Contents
@@ -439,6 +440,28 @@ class FarziData(nn.Module):
         summary = type(self)(config, self.processing_class, self.tensors)
         summary._results = self._results
         return summary
+
+    def start(self, model: PreTrainedModel, seed: int = 0) -> list[str]:
+        """Sets what the carried teacher knows of the vocabulary into a new model of any kind and
+        width, in place: input embedding, head, learnt positions. See `farzi_hf.summary.start`.
+
+        Args:
+            model: a new causal model over the vocabulary of the summary, or a recommender over its
+                items.
+            seed: of what is drawn for it; nothing is, today.
+
+        Returns:
+            The names of the parameters that were set. The others stay as they are.
+
+        Raises:
+            ValueError: the summary carries no teacher, or the model has another vocabulary.
+        """
+        if not self.forms.labels.carries_teacher:
+            raise ValueError(
+                f"labels={self.config.labels!r}: no teacher is carried; start() is for"
+                " labels='teacher'"
+            )
+        return start_of_student(self.teacher, model)
 
     # -- files -------------------------------------------------------------------------------------
 

@@ -51,13 +51,12 @@ class Tables:
 
 
 @torch.no_grad()
-def start(teacher: PreTrainedModel, model: PreTrainedModel, seed: int = 0) -> list[str]:
+def start(teacher: PreTrainedModel, model: PreTrainedModel) -> list[str]:
     """Sets what `teacher` knows of the vocabulary into `model`, in place.
 
     Args:
         teacher: a trained causal model, with weights on any device.
         model: a new causal model over the same vocabulary, of any kind and width.
-        seed: of what is drawn where the model is wider.
 
     Returns:
         The names of the parameters that were set. The others stay as they are.
@@ -65,7 +64,7 @@ def start(teacher: PreTrainedModel, model: PreTrainedModel, seed: int = 0) -> li
     Raises:
         ValueError: the model has another vocabulary.
     """
-    values = start_values(teacher, model, seed)
+    values = start_values(teacher, model)
     parameters = dict(model.named_parameters())
     for name, value in values.items():
         parameters[name].copy_(value)
@@ -73,9 +72,7 @@ def start(teacher: PreTrainedModel, model: PreTrainedModel, seed: int = 0) -> li
 
 
 @torch.no_grad()
-def start_values(
-    teacher: PreTrainedModel, model: PreTrainedModel, seed: int = 0
-) -> dict[str, Tensor]:
+def start_values(teacher: PreTrainedModel, model: PreTrainedModel) -> dict[str, Tensor]:
     """The values of the parameters that `start` sets, by name, of the model's types and devices."""
     ours = vocabulary_size(teacher)
     theirs = vocabulary_size(model)

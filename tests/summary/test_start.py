@@ -6,9 +6,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import CONFIGS, NEXT_ITEM, SPECIAL, V, config_of, tiny_model
+from tiny_models import (
+    CONFIGS,
+    LENGTH,
+    NEXT_ITEM,
+    SPECIAL,
+    V,
+    config_of,
+    tiny_model,
+    tiny_summary,
+)
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from farzi_hf.summary import FarziData
 from farzi_hf.summary.start import _Look, start, start_values, tables_of
 
 OTHERS = {
@@ -136,3 +146,17 @@ def test_another_vocabulary_is_named():
         ValueError, match=r"^model has a vocabulary of 14 entries, the summary one of 13"
     ):
         start(tiny_model("gpt2"), tiny_model("llama", 14))
+
+
+def test_a_summary_starts_a_model_from_its_teacher(tmp_path):
+    farzi = FarziData.from_teacher(tiny_model("gpt2"), sequence_length=LENGTH)
+    farzi.save_pretrained(tmp_path)
+    students = [model_of("llama"), model_of("llama")]
+    names = [farzi.start(students[0]), FarziData.from_pretrained(tmp_path).start(students[1])]
+    assert names[0] == names[1] == ["model.embed_tokens.weight", "lm_head.weight"]
+    for one, other in zip(*(student.parameters() for student in students), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(ValueError, match=r"^model has a vocabulary of 14 entries, the summary one"):
+        farzi.start(tiny_model("llama", V + 1))
+    with pytest.raises(ValueError, match=r"^labels='shared': no teacher is carried; start\(\) is"):
+        tiny_summary().start(tiny_model("llama"))
