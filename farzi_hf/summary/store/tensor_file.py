@@ -487,3 +487,8 @@ def _opened(path: Path) -> Iterator[safe_open]:
         raise ValueError(
             f"{path} is no readable safetensors file ({error}); it is damaged, fetch it again"
         ) from None
+    except RuntimeError as error:
+        # safetensors lets torch open the file once more, by its name: a writer may have moved it.
+        if "No such file" not in str(error):
+            raise
+        raise FileNotFoundError(f"{path} has gone while it was read; load it again") from error

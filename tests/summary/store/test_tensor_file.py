@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny_trainer import tiny_trainer
 
 from farzi_hf import FarziData, FarziDataConfig
+from farzi_hf.summary.store import tensor_file
 from farzi_hf.summary.store.folder import CARD, TENSORS
 from farzi_hf.summary.store.tensor_file import STORAGES
 
@@ -185,3 +186,17 @@ def test_a_distillation_rounds_its_finished_summary_and_no_checkpoint(
     resumed = tiny_trainer(tmp_path / "a", sequences, tokenizer, **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-1"))
     assert resumed.model.fingerprint() == trainer.model.fingerprint()
+
+
+def test_a_file_that_goes_while_it_is_opened_is_one_that_is_not_there(tmp_path, monkeypatch):
+    """torch opens it by its name after safetensors has, and raises a RuntimeError."""
+    summary().save_pretrained(tmp_path)
+    path = tmp_path / TENSORS
+
+    def open_twice(name, framework):
+        path.unlink()
+        return torch.UntypedStorage.from_file(str(name), shared=False, nbytes=8)
+
+    monkeypatch.setattr(tensor_file, "safe_open", open_twice)
+    with pytest.raises(FileNotFoundError, match="has gone while it was read"):
+        tensor_file.listed_files(path)
