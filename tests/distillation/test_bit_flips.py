@@ -207,6 +207,7 @@ def test_a_bit_that_flips_changes_no_result(folders, tmp_path, state, go_on):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("state", "go_on"), FLIPS)
 def test_two_hundred_bits_that_flip_change_no_result(folders, tmp_path, state, go_on):
     for number in range(FLIPS[state, go_on]):
