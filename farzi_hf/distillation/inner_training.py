@@ -236,10 +236,12 @@ def only_seen_rows(
     if ids is None or not optimizer.keeps_unused:
         return start, None
     rows = ids.long().unique()
-    name = learner.lookup
-    if len(rows) > WORTH * learner.vocab_size or name is None:
+    if len(rows) > WORTH * learner.vocab_size:
         return start, None
-    if is_constant(start[name]) or any(x.requires_grad for x in start.values()):
+    name = learner.lookup  # runs the model when first asked, and waits for the device
+    if name is None or is_constant(start[name]):
+        return start, None
+    if any(x.requires_grad for x in start.values()):
         return start, None
     table = start[name].detach().clone()  # the caller may change it meanwhile
 
