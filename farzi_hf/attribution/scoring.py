@@ -15,9 +15,9 @@ import accelerate
 import psutil
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
+from farzi_hf.attribution.queries import Queries
 from farzi_hf.attribution.replay import Replay
 from farzi_hf.attribution.weighted_training import influence
 from farzi_hf.common.tensors import load_tensors, save_tensors
@@ -47,7 +47,7 @@ class Scorer:
 
     Args:
         replay: the training.
-        queries: the loader of the m queries.
+        queries: the m losses that the scores explain.
         weights: where the derivatives are taken: (n,) of the rows, or (n, L) of their tokens.
         adjoint: how to differentiate; None chooses.
 
@@ -56,7 +56,7 @@ class Scorer:
     """
 
     def __init__(
-        self, replay: Replay, queries: DataLoader, weights: Tensor, adjoint: Adjoint | None
+        self, replay: Replay, queries: Queries, weights: Tensor, adjoint: Adjoint | None
     ) -> None:
         self.replay = replay
         self.queries = queries
@@ -75,7 +75,7 @@ class Scorer:
         at_once = self._room()
         if kept is not None:
             at_once = min(at_once, _KEPT_TOGETHER)
-        count = len(self.queries.dataset)
+        count = len(self.queries)
         groups = [range(first, min(first + at_once, count)) for first in range(0, count, at_once)]
         missing = [group for group in groups if kept is None or not kept.has(group)]
         scored = []
@@ -132,7 +132,7 @@ class Scorer:
         def losses_of_queries(theta: Parameters) -> Iterator[Tensor]:
             self.params = {name: x.detach() for name, x in theta.items() if not is_constant(x)}
             for query in group:
-                loss = replay.learner.hard_loss(theta, replay.batch(self.queries, [query]))
+                loss = self.queries.loss(theta, query)
                 losses.append(loss.detach())
                 yield loss
 
@@ -218,8 +218,11 @@ def _identity(scorer: Scorer) -> str:
     )
     settings = (*scorer.weights.shape, replay.order, rates, optimizer, model)
     digest = hashlib.sha256(repr(settings).encode())
-    for loader in (replay.loader, scorer.queries):
-        for row in range(len(loader.dataset)):
-            digest.update(fingerprint(replay.batch(loader, [row])).encode())
+    for row in range(replay.num_rows):
+        digest.update(fingerprint(replay.batch(replay.loader, [row])).encode())
+    if scorer.queries.names is not None:
+        digest.update(repr(scorer.queries.names).encode())
+    for batch in scorer.queries.batches():
+        digest.update(fingerprint(batch).encode())
     digest.update(fingerprint(replay.start).encode())
     return digest.hexdigest()
