@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from scipy.stats import ttest_1samp
-from test_attribute import N, SETTINGS, rows, trainer
+from test_attribute import SETTINGS, N, rows, trainer
 from tiny_models import tiny_model
 
 from farzi_hf.attribution import Attribution, attribute
