@@ -135,6 +135,14 @@ class Targets(Queries):
         slope = sum((gradient[name] * (x - x.detach())).sum() for name, x in trained.items())
         return slope + value.to(slope)
 
+    @torch.no_grad()
+    def value(self, params: Parameters, query: int) -> float:
+        """The loss of a target, without a derivative."""
+        parts = self._parts(self.loaders[query])
+        counts = list(map(_predicted, parts))
+        losses = [float(self.replay.learner.hard_loss(params, batch)) for batch in parts]
+        return sum(n * loss for n, loss in zip(counts, losses, strict=True)) / sum(counts)
+
     def _parts(self, loader: DataLoader) -> list[dict[str, Tensor]]:
         """All rows of a target, in batches of rows of about the same length."""
         lengths = [batch["input_ids"].shape[1] for batch in self._rows(loader)]

@@ -82,14 +82,14 @@ class Scorer:
         with tqdm(
             desc="Attribution",
             unit="gradient",
-            total=sum(map(self._gradients, missing)),
+            total=sum(map(self.gradients, missing)),
             disable=trainer.args.disable_tqdm or not trainer.is_world_process_zero(),
         ) as progress:
             for group in groups:
                 if kept is not None and kept.has(group):
                     scored.append(kept.read(group))
                     continue
-                scores = self._of_group(group, progress)
+                scores = self.of_group(group, progress)
                 if kept is not None:
                     kept.write(group, scores)
                 scored.append(scores)
@@ -109,7 +109,7 @@ class Scorer:
         of_query = (self.replay.optimizer.fields + 1) * trained + of_weights
         return max(1, int(_SHARE * memory // of_query))
 
-    def _gradients(self, group: range) -> int:
+    def gradients(self, group: range) -> int:
         """What it costs to score a group, in gradients of a step."""
         return self._forward + self.replay.steps * self._back(group)
 
@@ -122,7 +122,7 @@ class Scorer:
         """Of a step: two for a gradient with its graph, and two products for each query."""
         return 2 * (1 + len(group))
 
-    def _of_group(self, group: range, progress: tqdm) -> GroupScores:
+    def of_group(self, group: range, progress: tqdm) -> GroupScores:
         """The scores of a group, by one training forward and back. The progress bar counts
         gradients.
         """
@@ -168,7 +168,7 @@ class KeptScores:
     def of(cls, scorer: Scorer, folder: Path) -> KeptScores:
         """Those of a scorer's training and queries."""
         writes = scorer.replay.trainer.is_world_process_zero()
-        return cls(folder, _identity(scorer), writes)
+        return cls(folder, identity_of(scorer), writes)
 
     def has(self, group: range) -> bool:
         """Whether there are scores of this group."""
@@ -204,7 +204,7 @@ class KeptScores:
         return self.folder / f"queries-{group.start}-{group.stop}.safetensors"
 
 
-def _identity(scorer: Scorer) -> str:
+def identity_of(scorer: Scorer) -> str:
     """A hash of all that the scores depend on: θ_0, the rows and their order, the optimizer, the
     queries, and the shape of the weights.
     """

@@ -1,0 +1,147 @@
+"""Fresh trainings of a stock Trainer's model, in which rows are read as often as weights say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import Trainer
+
+from farzi_hf.attribution.replay import Replay
+from farzi_hf.data import IGNORED
+from farzi_hf.data.seeds import Purpose, derive, seeded, stream
+from farzi_hf.distillation import Parameters
+from farzi_hf.engine import InnerOptimizer
+
+
+@dataclass(frozen=True, eq=False)
+class Trainings:
+    """Trainings like that of a Trainer, each of another start and order.
+
+    A weight is a share of reading: a row of weight 2 is read twice as often as a row of weight 1,
+    and a row of weight 0 never. A weight could also be a factor of the loss. Then each row would be
+    read as often as before, those that are left out too, and a step whose rows have small weights
+    would hardly be a step: Adam makes up for the size of a gradient in the mean of many steps, not
+    in each. Shares cost nothing for rows that are left out, so the others are read more often, and
+    more is known of them.
+    """
+
+    replay: Replay
+    """The Trainer's own training: its steps, optimizer and sizes of batches."""
+    seed: int
+    """Of all starts and orders."""
+
+    @classmethod
+    def of(cls, trainer: Trainer, seed: int = 0) -> Trainings:
+        """Those of a configured Trainer that has not trained. If it has a `model_init`, each
+        training has a start of its own; otherwise all start at its model.
+
+        Raises:
+            ValueError: as `attribute`.
+        """
+        return cls(Replay.of(trainer), seed)
+
+    def with_optimizer(self, optimizer: InnerOptimizer) -> Trainings:
+        """The same with another optimizer."""
+        return replace(self, replay=replace(self.replay, optimizer=optimizer))
+
+    @property
+    def num_rows(self) -> int:
+        """n."""
+        return self.replay.num_rows
+
+    @property
+    def reads(self) -> int:
+        """How many rows a training reads; one that is read twice counts twice."""
+        return sum(len(rows) for step in self.replay.order for rows in step)
+
+    def training(self, weights: Tensor, number: int) -> Replay:
+        """One of the trainings.
+
+        Args:
+            weights: (n,), the shares of reading; their sum does not matter.
+            number: of the training. Equal numbers have equal starts, and equal orders where the
+                weights are equal too.
+        """
+        order = stream(self.seed, Purpose.WEIGHED_ORDER, number)
+        rows = iter(rows_by_shares(weights.double().numpy(force=True), self.reads, order))
+        # As many rows in each batch as before.
+        batches = [[[next(rows) for _ in each] for each in step] for step in self.replay.order]
+        return replace(self.replay, order=batches, start=self._start(number))
+
+    def _start(self, number: int) -> Parameters:
+        """θ_0 of a training."""
+        trainer = self.replay.trainer
+        if trainer.model_init is None:
+            return self.replay.start
+        with seeded(derive(self.seed, Purpose.WEIGHED_START, number)):
+            model = trainer.call_model_init()
+        model = getattr(model, "get_base_model", lambda: model)()
+        return {
+            name: x.to(trainer.args.device)
+            if not x.requires_grad
+            else x.detach().to(trainer.args.device)
+            for name, x in model.named_parameters()
+        }
+
+    def reads_of(self, training: Replay) -> Tensor:
+        """(n,): how often each row is read in a training."""
+        rows = [row for step in training.order for batch in step for row in batch]
+        return torch.bincount(torch.tensor(rows), minlength=self.num_rows)
+
+    @cached_property
+    def ids(self) -> list[list[int]]:
+        """The ids of each training row."""
+        replay = self.replay
+        rows = range(self.num_rows)
+        return [replay.batch(replay.loader, [row])["input_ids"][0].tolist() for row in rows]
+
+    @cached_property
+    def answers(self) -> list[list[int]]:
+        """The ids of each training row that are predicted."""
+        replay = self.replay
+        return [_predicted(replay.batch(replay.loader, [row])) for row in range(self.num_rows)]
+
+
+def _predicted(batch: dict[str, Tensor]) -> list[int]:
+    labels = batch["labels"][0, 1:]
+    return labels[labels != IGNORED].tolist()
+
+
+def rows_by_shares(
+    shares: Sequence[float] | np.ndarray, count: int, generator: np.random.Generator
+) -> list[int]:
+    """Numbers of rows in the order in which they are read, each as often as its share says.
+
+    Passes follow each other. A pass reads as many rows as have a share, shuffled, and each of them
+    at least ⌊x⌋ and at most ⌈x⌉ times where it should be x times. So equal shares make ordinary
+    epochs.
+
+    Args:
+        shares: (n,), not negative; their sum does not matter.
+        count: of reads.
+        generator: of the order.
+
+    Raises:
+        ValueError: a share is negative or not finite, or all are 0.
+    """
+    shares = np.asarray(shares, dtype=np.float64)
+    if not np.isfinite(shares).all() or shares.min(initial=0) < 0 or not shares.sum() > 0:
+        raise ValueError(
+            "weights has a negative number, or one that is not finite, or zeros alone; give"
+            " positive numbers for the rows to read"
+        )
+    length = int((shares > 0).sum())
+    rows: list[int] = []
+    while len(rows) < count:
+        shuffled = generator.permutation(len(shares))
+        # A point of each unit of length that is shared out among the rows.
+        ends = np.cumsum(shares[shuffled]) * (length / shares.sum())
+        points = generator.random() + np.arange(length)
+        places = np.searchsorted(ends, np.minimum(points, ends[-1] * (1 - 1e-12)), side="right")
+        rows += generator.permutation(shuffled[places]).tolist()
+    return rows[:count]
