@@ -35,6 +35,7 @@ from farzi_hf.summary.from_teacher import labelled, materialized, summary_of_tea
 from farzi_hf.summary.inner_settings import inner_optimizer, stock_arguments
 from farzi_hf.summary.origins import Origin
 from farzi_hf.summary.reading import Decoded, check_numbers, hard_rows
+from farzi_hf.summary.real_rows import summary_of_rows
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.soft_training import SoftTokenCollator
 from farzi_hf.summary.start import start as start_of_student
@@ -408,6 +409,31 @@ class FarziData(nn.Module):
             num_sequences,
             seed,
         )
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Sequence[Mapping[str, Any]] | Dataset,
+        weights: Tensor | Sequence[float],
+        tokenizer: Any = None,
+        vocab_size: int = 2,
+        sequence_length: int = 2,
+    ) -> FarziData:
+        """A summary that is rows of your data, with weights: those whose weight is not 0.
+
+        Args:
+            rows: of the data, in columns of your own that JSON can hold: text, chats, numbers.
+            weights: (n,), one for each row; they are scaled so that a row that stays has 1 on
+                average.
+            tokenizer: of the model that they were chosen with, or a list of items' names.
+            vocab_size: of that model.
+            sequence_length: the most ids of a row.
+
+        Raises:
+            ValueError: a weight is negative or not finite, or all are 0; or a row holds what JSON
+                cannot, or has a column `weight`.
+        """
+        return summary_of_rows(cls, rows, weights, tokenizer, vocab_size, sequence_length)
 
     def materialize(
         self, num_sequences: int, sequence_length: int | None = None, label_dim: int | None = None

@@ -14,6 +14,7 @@ from farzi_hf.summary import INITIALIZATIONS, FarziData, FarziDataConfig
 from farzi_hf.summary.forms import INPUTS
 from farzi_hf.summary.initialization import INPUT_SEQUENCES, Start
 from farzi_hf.summary.origins import (
+    CHOSEN,
     DRAWN,
     LEARNT,
     MADE_UP,
@@ -128,6 +129,7 @@ def test_every_form_of_inputs_says_where_its_rows_come_from():
         "tokens": UNKNOWN,
         "drawn": DRAWN,
         "written": WRITTEN,
+        "rows": CHOSEN,
     }
 
 

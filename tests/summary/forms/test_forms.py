@@ -76,9 +76,9 @@ def test_ids_are_read_as_they_are():
         ({"label_dim": 5}, "label_dim=5 with labels='shared': such labels have none"),
         (
             {"inputs": "hard"},
-            "inputs must be one of 'soft', 'tokens', 'drawn', 'written', got 'hard'",
+            "inputs must be one of 'soft', 'tokens', 'drawn', 'written', 'rows', got 'hard'",
         ),
-        ({"labels": 3}, "labels must be one of 'shared', 'own', 'teacher', got 3"),
+        ({"labels": 3}, "labels must be one of 'shared', 'own', 'teacher', 'real', got 3"),
         ({"labels": "own", "label_dim": -1}, "label_dim must be an integer of at least 1, got -1"),
         ({"labels": "own", "label_dim": 0}, "label_dim must be an integer of at least 1, got 0"),
     ],
