@@ -66,6 +66,11 @@ class Learnt(ABC):
     def at(self, numbers: Tensor) -> Learnt:
         """The same with other numbers."""
 
+    @property
+    @abstractmethod
+    def mixture(self) -> dict[str, float] | None:
+        """The share of each group by its name; None where rows have weights of their own."""
+
 
 @dataclass(frozen=True, eq=False)
 class RowWeights(Learnt):
@@ -77,6 +82,7 @@ class RowWeights(Learnt):
     """(n,): w."""
     rate: float = 0.3
     """How far a step moves a row at most."""
+    mixture = None
 
     def weights(self) -> Tensor:
         return self.numbers
@@ -169,6 +175,7 @@ def outer_steps(
     *,
     adjoint: Adjoint | None = None,
     folder: Path | None = None,
+    progress: tqdm | None = None,
 ) -> Weighing:
     """Weights after some outer steps.
 
@@ -180,6 +187,7 @@ def outer_steps(
         adjoint: how to differentiate; None chooses.
         folder: keeps the state after each step. A later call with the same trainings, targets and
             begin goes on from there.
+        progress: a bar that counts gradients, of which this is a part; None shows one.
 
     Raises:
         ValueError: the folder is of other trainings.
@@ -191,29 +199,39 @@ def outer_steps(
     kept = None if folder is None else _Kept(folder, first, begin)
     if kept is not None:
         state = kept.read(state)
-    trainer = trainings.replay.trainer
-    group = range(len(targets))
-    with tqdm(
-        desc="Outer steps",
-        unit="gradient",
-        initial=state.steps * first.gradients(group),
-        total=steps * first.gradients(group),
-        disable=trainer.args.disable_tqdm or not trainer.is_world_process_zero(),
-    ) as progress:
-        while state.steps < steps:
-            progress.set_postfix_str(f"step {state.steps + 1} of {steps}")
-            scorer = _scorer(trainings, targets, state.learnt, state.steps, adjoint)
-            scored = scorer.of_group(group, progress)
-            reads = trainings.reads_of(scorer.replay)
-            evidence = Evidence(scored.scores.mean(0) / reads.clamp(min=1), reads)
-            state = Weighing(
-                learnt=state.learnt.stepped(evidence),
-                evidence=state.evidence + evidence.relative.clamp(-1, 1),
-                history=[*state.history, {"loss": float(scored.losses.mean())}],
-            )
-            if kept is not None:
-                kept.write(state)
+    of_step = first.gradients(range(len(targets)))
+    bar = _bar(trainings, steps * of_step) if progress is None else progress
+    bar.update(min(state.steps, steps) * of_step)
+    while state.steps < steps:
+        bar.set_postfix_str(f"outer step {state.steps + 1} of {steps}")
+        scorer = _scorer(trainings, targets, state.learnt, state.steps, adjoint)
+        scored = scorer.of_group(range(len(targets)), bar)
+        reads = trainings.reads_of(scorer.replay)
+        evidence = Evidence(scored.scores.mean(0) / reads.clamp(min=1), reads)
+        state = Weighing(
+            learnt=state.learnt.stepped(evidence),
+            evidence=state.evidence + evidence.relative.clamp(-1, 1),
+            history=[*state.history, {"loss": float(scored.losses.mean())}],
+        )
+        if kept is not None:
+            kept.write(state)
+    if progress is None:
+        bar.close()
     return state
+
+
+def _bar(trainings: Trainings, total: int) -> tqdm:
+    trainer = trainings.replay.trainer
+    is_hidden = trainer.args.disable_tqdm or not trainer.is_world_process_zero()
+    return tqdm(desc="Weighing", unit="gradient", total=total, disable=is_hidden)
+
+
+def gradients_of(
+    trainings: Trainings, targets: Mapping[str, Dataset], steps: int, adjoint: Adjoint | None = None
+) -> int:
+    """What outer steps cost, in gradients of a step of training."""
+    begin = RowWeights(torch.ones(trainings.num_rows))
+    return steps * _scorer(trainings, targets, begin, 0, adjoint).gradients(range(len(targets)))
 
 
 def _scorer(

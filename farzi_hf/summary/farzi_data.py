@@ -418,6 +418,8 @@ class FarziData(nn.Module):
         tokenizer: Any = None,
         vocab_size: int = 2,
         sequence_length: int = 2,
+        metrics: Mapping[str, Any] | None = None,
+        recipe: Mapping[str, Any] | None = None,
     ) -> FarziData:
         """A summary that is rows of your data, with weights: those whose weight is not 0.
 
@@ -428,12 +430,18 @@ class FarziData(nn.Module):
             tokenizer: of the model that they were chosen with, or a list of items' names.
             vocab_size: of that model.
             sequence_length: the most ids of a row.
+            metrics: figures and facts for its card; `dataset` names the data, with their revision,
+                and `licence` their licence.
+            recipe: how the weights were learnt.
 
         Raises:
             ValueError: a weight is negative or not finite, or all are 0; or a row holds what JSON
                 cannot, or has a column `weight`.
         """
-        return summary_of_rows(cls, rows, weights, tokenizer, vocab_size, sequence_length)
+        farzi = summary_of_rows(cls, rows, weights, tokenizer, vocab_size, sequence_length)
+        results = Results(publishable(metrics or {}), publishable(recipe or {}))
+        farzi._results = (results, farzi.fingerprint())
+        return farzi
 
     def materialize(
         self, num_sequences: int, sequence_length: int | None = None, label_dim: int | None = None
