@@ -4,10 +4,13 @@ chose, and compared on held-out rows of the target.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +18,14 @@ import scipy.stats
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+from tqdm.auto import tqdm
 
 from farzi_hf.attribution.choosers import Chooser, Task
+from farzi_hf.attribution.outer_steps import identity_of_steps
 from farzi_hf.attribution.queries import Targets
 from farzi_hf.attribution.trainings import Trainings
+from farzi_hf.common.tensors import load_tensors, save_tensors
+from farzi_hf.summary.store.tensor_file import fingerprint
 
 _FIRST = 10_000
 """The number of the first training that measures. Weights are learnt in others."""
@@ -114,6 +121,7 @@ def choose(
     *,
     trainings: int = 3,
     measured_in: Trainings | None = None,
+    folder: Path | None = None,
     tell: Callable[[Chosen], Any] = lambda chosen: None,
 ) -> Choice:
     """Compares ways to choose rows. All trainings take as many steps; the k-th of each way has the
@@ -126,22 +134,106 @@ def choose(
         test: rows of the targets that nothing was chosen by.
         trainings: fresh models for each way.
         measured_in: the trainings of these models; by default those of the task.
+        folder: keeps what each way has chosen, and how good it is. A later call with the same task
+            and parts goes on from there.
         tell: is called with each way when it is measured.
 
     Raises:
         ValueError: a way cannot choose.
         FloatingPointError: a training diverged.
     """
+    measured_in = measured_in or task.trainings
+    kept = None if folder is None else _Kept(folder, task, (dev, test), trainings)
+    costs = [each.gradients(task) + trainings * task.steps for each in choosers]
+    trainer = task.trainings.replay.trainer
+    is_hidden = trainer.args.disable_tqdm or not trainer.is_world_process_zero()
     tried = []
-    for chooser in choosers:
-        begin = time.perf_counter()
-        weights = chooser.weights(task)
-        seconds = time.perf_counter() - begin
-        measured = losses(measured_in or task.trainings, weights, (dev, test), trainings)
-        chosen = Chosen(chooser.name, chooser.is_cheap, weights, *measured, seconds)
-        tried.append(chosen)
-        tell(chosen)
+    with tqdm(desc="Weighing", unit="gradient", total=sum(costs), disable=is_hidden) as bar:
+        shown = replace(task, trainings=_told(task.trainings, bar), progress=bar)
+        for chooser, cost in zip(choosers, costs, strict=True):
+            bar.set_postfix_str(chooser.name)
+            chosen = None if kept is None else kept.read(chooser)
+            if chosen is not None:
+                bar.update(cost)
+            else:
+                begin = time.perf_counter()
+                weights = chooser.weights(shown)
+                seconds = time.perf_counter() - begin
+                measured = losses(_told(measured_in, bar), weights, (dev, test), trainings)
+                chosen = Chosen(chooser.name, chooser.is_cheap, weights, *measured, seconds)
+                if kept is not None:
+                    kept.write(chosen)
+            tried.append(chosen)
+            tell(chosen)
     return Choice(tried)
+
+
+def _told(trainings: Trainings, bar: tqdm) -> Trainings:
+    """The same trainings, each gradient of which the bar is told of."""
+    return replace(trainings, replay=replace(trainings.replay, on_gradient=bar.update))
+
+
+class _Kept:
+    """What ways have chosen, in a folder.
+
+    Args:
+        folder: of the files, one for each way.
+        task: of the choice.
+        parts: of the targets, dev and test.
+        trainings: fresh models for each way.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        task: Task,
+        parts: Sequence[Mapping[str, Dataset]],
+        trainings: int,
+    ) -> None:
+        self.folder = folder
+        self.writes = task.trainings.replay.trainer.is_world_process_zero()
+        digest = hashlib.sha256(repr((task.keep, trainings)).encode())
+        for each in (task.trainings, task.smooth):
+            digest.update(identity_of_steps(each, task.targets).encode())
+        for part in parts:
+            for batch in Targets(task.trainings.replay, part).batches():
+                digest.update(fingerprint(batch).encode())
+        self.identity = digest.hexdigest()
+
+    def read(self, chooser: Chooser) -> Chosen | None:
+        """What an earlier call has kept of a way; None where there is nothing."""
+        file = self._file(chooser.name)
+        if not file.exists():
+            return None
+        try:
+            tensors, facts = load_tensors(file)
+        except ValueError as error:
+            raise ValueError(
+                f"{str(file)!r} is damaged ({error}); remove it, and this choice is made again"
+            ) from None
+        if facts.get("identity") != self.identity:
+            raise ValueError(
+                f"{str(file)!r} is of another choice (other rows, targets or settings); give a new"
+                " folder"
+            )
+        known = json.loads(facts["known"])
+        return Chosen(chooser.name, chooser.is_cheap, tensors["weights"], **known)
+
+    def write(self, chosen: Chosen) -> None:
+        """Keeps what a way has chosen."""
+        if not self.writes:
+            return
+        known = {"dev": chosen.dev, "test": chosen.test, "seconds": chosen.seconds}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        save_tensors(
+            self._file(chosen.method),
+            {"weights": chosen.weights.contiguous()},
+            identity=self.identity,
+            known=json.dumps(known),
+        )
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"choice-{name.replace(', ', '-').replace(' ', '-')}.safetensors"
 
 
 def losses(

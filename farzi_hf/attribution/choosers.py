@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,11 +16,16 @@ import torch
 from datasets import Dataset as HFDataset
 from torch import Tensor
 from torch.utils.data import Dataset
+from tqdm.auto import tqdm
 
-from farzi_hf.attribution.outer_steps import Evidence, RowWeights, outer_steps
+from farzi_hf.attribution.outer_steps import (
+    RowWeights,
+    gradients_of,
+    influence_of,
+    outer_steps,
+)
 from farzi_hf.attribution.queries import Targets
 from farzi_hf.attribution.trainings import Trainings
-from farzi_hf.attribution.weighted_training import influence
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.distillation import Parameters
 from farzi_hf.distillation.learner import is_constant
@@ -48,6 +53,18 @@ class Task:
     """The same trainings, smooth enough to be differentiated."""
     folder: Path | None = None
     """For the state of outer steps; None keeps none."""
+    progress: tqdm | None = None
+    """A bar that counts gradients of steps; None: each way shows its own, if any."""
+
+    @property
+    def steps(self) -> int:
+        """T, of a training."""
+        return self.trainings.replay.steps
+
+    def counted(self, gradients: int = 1) -> None:
+        """Tells the bar of work that was done."""
+        if self.progress is not None:
+            self.progress.update(gradients)
 
     @property
     def num_rows(self) -> int:
@@ -76,6 +93,10 @@ class Chooser(ABC):
     @abstractmethod
     def weights(self, task: Task) -> Tensor:
         """(n,): the shares of reading; 0 leaves a row out."""
+
+    def gradients(self, task: Task) -> int:
+        """What it costs, in gradients of a step; 0 where nothing is trained."""
+        return 0
 
 
 class AllRows(Chooser):
@@ -201,6 +222,9 @@ class GradientCosine(Ranked):
     name = "gradient cosine"
     is_cheap = True
 
+    def gradients(self, task: Task) -> int:
+        return task.steps + task.num_rows
+
     def scores(self, task: Task) -> Tensor:
         training = task.trainings.training(torch.ones(task.num_rows), _WARM)
         theta = training.train()
@@ -216,6 +240,7 @@ class GradientCosine(Ranked):
             batch = training.batch(training.loader, [row])
             gradient = _flat(training.learner.hard_loss({**theta, **leaves}, batch), leaves)
             scores.append(float(gradient @ wanted / gradient.norm().clamp(min=1e-30)))
+            task.counted()
         return torch.tensor(scores)
 
 
@@ -237,18 +262,14 @@ class InfluenceOfOne(Ranked):
     name = "influence in one training"
     is_cheap = False
 
+    def gradients(self, task: Task) -> int:
+        return gradients_of(task.smooth, task.targets, 1)
+
     def scores(self, task: Task) -> Tensor:
-        training = task.smooth.training(torch.ones(task.num_rows), 0)
-        queries = Targets(training, task.targets)
-
-        def losses(theta: Parameters) -> Iterator[Tensor]:
-            return (queries.loss(theta, query) for query in range(len(queries)))
-
-        with training.trainer.accelerator.autocast():
-            scores = influence(training, losses).mean(0).cpu()
-        reads = task.smooth.reads_of(training)
-        evidence = Evidence(scores / reads.clamp(min=1), reads)
-        return torch.where(reads > 0, evidence.scores, evidence.scores[reads > 0].mean())
+        begin = RowWeights(torch.ones(task.num_rows))
+        scored, reads = influence_of(task.smooth, task.targets, begin, 0, progress=task.progress)
+        scores = scored.scores.mean(0) / reads.clamp(min=1)
+        return torch.where(reads > 0, scores, scores[reads > 0].mean())
 
 
 @dataclass(frozen=True)
@@ -274,12 +295,23 @@ class OuterSteps(Chooser):
         prior = "" if self.prior is None else f", from {self.prior.name}"
         return f"{self.steps} outer steps{prior}"
 
+    def gradients(self, task: Task) -> int:
+        of_prior = 0 if self.prior is None else self.prior.gradients(task)
+        return of_prior + gradients_of(task.smooth, task.targets, self.steps)
+
     def weights(self, task: Task) -> Tensor:
         begin = torch.ones(task.num_rows)
         if self.prior is not None:
             begin = highest(self.prior.scores(task), round(self.room * task.keep))
         folder = None if task.folder is None else task.folder / self.name.replace(", ", "-")
-        state = outer_steps(task.smooth, task.targets, RowWeights(begin), self.steps, folder=folder)
+        state = outer_steps(
+            task.smooth,
+            task.targets,
+            RowWeights(begin),
+            self.steps,
+            folder=folder,
+            progress=task.progress,
+        )
         return kept(state.learnt.weights(), state.evidence, task.keep)
 
 

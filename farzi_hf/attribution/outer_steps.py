@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 
 from farzi_hf.attribution.groups import Groups
 from farzi_hf.attribution.queries import Targets
-from farzi_hf.attribution.scoring import Scorer, identity_of
+from farzi_hf.attribution.scoring import GroupScores, Scorer, identity_of
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.common.tensors import load_tensors, save_tensors
 from farzi_hf.engine import Adjoint
@@ -204,9 +204,9 @@ def outer_steps(
     bar.update(min(state.steps, steps) * of_step)
     while state.steps < steps:
         bar.set_postfix_str(f"outer step {state.steps + 1} of {steps}")
-        scorer = _scorer(trainings, targets, state.learnt, state.steps, adjoint)
-        scored = scorer.of_group(range(len(targets)), bar)
-        reads = trainings.reads_of(scorer.replay)
+        scored, reads = influence_of(
+            trainings, targets, state.learnt, state.steps, adjoint=adjoint, progress=bar
+        )
         evidence = Evidence(scored.scores.mean(0) / reads.clamp(min=1), reads)
         state = Weighing(
             learnt=state.learnt.stepped(evidence),
@@ -224,6 +224,33 @@ def _bar(trainings: Trainings, total: int) -> tqdm:
     trainer = trainings.replay.trainer
     is_hidden = trainer.args.disable_tqdm or not trainer.is_world_process_zero()
     return tqdm(desc="Weighing", unit="gradient", total=total, disable=is_hidden)
+
+
+def influence_of(
+    trainings: Trainings,
+    targets: Mapping[str, Dataset],
+    learnt: Learnt,
+    number: int,
+    *,
+    adjoint: Adjoint | None = None,
+    progress: tqdm | None = None,
+) -> tuple[GroupScores, Tensor]:
+    """The scores (m, n) of the rows for each target in one training, with the losses, and how often
+    each row was read, (n,).
+
+    Args:
+        number: of the training.
+        progress: a bar that counts gradients.
+    """
+    scorer = _scorer(trainings, targets, learnt, number, adjoint)
+    bar = tqdm(disable=True) if progress is None else progress
+    return scorer.of_group(range(len(targets)), bar), trainings.reads_of(scorer.replay)
+
+
+def identity_of_steps(trainings: Trainings, targets: Mapping[str, Dataset]) -> str:
+    """A hash of all that outer steps from equal weights depend on."""
+    begin = RowWeights(torch.ones(trainings.num_rows))
+    return identity_of(_scorer(trainings, targets, begin, 0, None))
 
 
 def gradients_of(

@@ -4,7 +4,9 @@ predicted better.
 
 from __future__ import annotations
 
+import io
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from datasets import Dataset
 from scipy.stats import ttest_1samp
 from test_attribute import trainer
 from tiny_models import V, arguments, config_of, tiny_model
+from tqdm import tqdm
 from transformers import AutoModelForCausalLM, Trainer
 
 from farzi_hf import FarziData
@@ -401,3 +404,38 @@ def test_the_loss_of_a_target_is_that_of_all_its_rows(tmp_path):
     queries = Targets(training, {"target": target()})
     expected = training.learner.hard_loss(training.start, SequenceCollator(0)(list(target())))
     assert queries.value(training.start, 0) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_a_comparison_goes_on_where_it_was(tmp_path, monkeypatch):
+    ways = [NGramImportance(), OuterSteps(1)]
+
+    def compared(folder, **changes):
+        task = replace(task_of(tmp_path, **changes), folder=folder)
+        parts = {"target": target(4)}, {"target": target(5)}
+        return choose(task, ways, *parts, trainings=2, folder=folder)
+
+    whole = compared(tmp_path / "parts")
+    monkeypatch.setattr(NGramImportance, "scores", None)
+    monkeypatch.setattr("farzi_hf.attribution.choosers.outer_steps", None)
+    again = compared(tmp_path / "parts")
+    for before, after in zip(whole.tried, again.tried, strict=True):
+        assert torch.equal(before.weights, after.weights)
+        assert (before.dev, before.test, before.seconds) == (after.dev, after.test, after.seconds)
+    with pytest.raises(ValueError, match=r"is of another choice .*; give a new folder"):
+        compared(tmp_path / "parts", learning_rate=1e-3)
+
+
+def test_the_bar_counts_to_its_end(tmp_path, monkeypatch):
+    bars = []
+
+    class Bar(tqdm):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **{**kwargs, "disable": False, "file": io.StringIO()})
+            bars.append(self)
+
+    monkeypatch.setattr("farzi_hf.attribution.choice.tqdm", Bar)
+    ways = [AllRows(), GradientCosine(), InfluenceOfOne(), OuterSteps(2)]
+    parts = {"target": target(4)}, {"target": target(5)}
+    choose(task_of(tmp_path), ways, *parts, trainings=1)
+    (bar,) = bars
+    assert bar.n == pytest.approx(bar.total, rel=0.1)
