@@ -61,7 +61,7 @@ class Chosen:
             "dev": math.exp(float(np.mean(self.dev))),
             "test": math.exp(float(np.mean(self.test))),
             "test_interval": [math.exp(x) for x in interval(self.test)],
-            "seconds": self.seconds,
+            "seconds": round(self.seconds, 1),
         }
 
 
@@ -81,20 +81,26 @@ class Choice:
 
     tried: Sequence[Chosen]
     """In the order in which they were asked for."""
+    keep: int
+    """How many rows may stay."""
 
     @property
     def best(self) -> Chosen:
-        """The lowest mean loss on the dev part. So nothing is chosen that is worse there than a
-        cheap way.
+        """Of the ways that keep no more rows than asked for, the one with the lowest mean loss on
+        the dev part. So nothing is chosen that is worse there than a cheap way.
         """
-        return min(self.tried, key=lambda each: np.mean(each.dev))
+        within = [each for each in self.tried if each.rows <= self.keep]
+        return min(within, key=lambda each: np.mean(each.dev))
 
     @property
     def verdict(self) -> str:
-        """Which way made the selection, and what outer steps gained, in two sentences."""
+        """Which way made the selection, what meta-gradients gained, and whether more rows would be
+        better.
+        """
         best = self.best
-        cheap = [each for each in self.tried if each.is_cheap]
-        learnt = [each for each in self.tried if not each.is_cheap]
+        within = [each for each in self.tried if each.rows <= self.keep]
+        cheap = [each for each in within if each.is_cheap]
+        learnt = [each for each in within if not each.is_cheap]
         said = [
             f"The rows are those of '{best.method}', which is the best on the target's dev part"
             f" (perplexity {math.exp(np.mean(best.dev)):.4g}; {math.exp(np.mean(best.test)):.4g} on"
@@ -110,6 +116,14 @@ class Choice:
                 f" {high:+.3f}) better than '{first.method}', the best that needs no"
                 " meta-gradient."
             )
+        larger = [each for each in self.tried if each.rows > self.keep]
+        said += [
+            f"But '{each.method}' ({each.rows:,} rows), for as many steps, is better on the dev"
+            f" part ({math.exp(np.mean(each.dev)):.4g}; {math.exp(np.mean(each.test)):.4g} on the"
+            " test part)."
+            for each in larger
+            if np.mean(each.dev) < np.mean(best.dev)
+        ]
         return " ".join(said)
 
 
@@ -165,7 +179,7 @@ def choose(
                     kept.write(chosen)
             tried.append(chosen)
             tell(chosen)
-    return Choice(tried)
+    return Choice(tried, task.keep)
 
 
 def _told(trainings: Trainings, bar: tqdm) -> Trainings:
@@ -252,8 +266,3 @@ def losses(
     if not np.isfinite(found).all():
         raise FloatingPointError("a training on chosen rows diverged; give a smaller learning_rate")
     return found
-
-
-def with_eps(trainings: Trainings, eps: float) -> Trainings:
-    """The same trainings with another ε of Adam."""
-    return trainings.with_optimizer(replace(trainings.replay.optimizer, eps=eps))

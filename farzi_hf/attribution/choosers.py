@@ -273,6 +273,87 @@ class InfluenceOfOne(Ranked):
 
 
 @dataclass(frozen=True)
+class CalibratedScores(Ranked):
+    """Cheap scores, combined so that they foretell the influence of a row, which some trainings
+    measure; and of what they do not foretell as much as the trainings agree on.
+
+    A row is read once or twice in a training, so its own influence is mostly noise. But thousands
+    of rows say together how much each cheap score is worth for this target. The influence of a row
+    for each read, in standard deviations, is regressed (by least squares, weighted by reads) on the
+    ranks of the cheap scores, their squares and their products. What is left of a row is multiplied
+    by τ² / (τ² + σ² / r): r is how often it was read, σ² the variance of one read, and τ² that of
+    the rows themselves, which is the covariance of two trainings. With a single training it is left
+    out.
+
+    Args:
+        cheap: the ways whose scores are combined.
+        trainings: how many measure.
+    """
+
+    cheap: tuple[Ranked, ...]
+    trainings: int = 2
+    is_cheap = False
+
+    @property
+    def name(self) -> str:
+        times = "once" if self.trainings == 1 else f"{self.trainings} times"
+        return f"cheap scores, calibrated by influence {times}"
+
+    def gradients(self, task: Task) -> int:
+        of_cheap = sum(each.gradients(task) for each in self.cheap)
+        return of_cheap + self.trainings * gradients_of(task.smooth, task.targets, 1)
+
+    def scores(self, task: Task) -> Tensor:
+        features = _with_products(torch.stack([_ranks(x.scores(task)) for x in self.cheap]))
+        begin = RowWeights(torch.ones(task.num_rows))
+        measured = []
+        for number in range(self.trainings):
+            scored, reads = influence_of(
+                task.smooth, task.targets, begin, number, progress=task.progress
+            )
+            per_read = scored.scores.mean(0).double() / reads.clamp(min=1)
+            measured.append((per_read / per_read[reads > 0].std(), reads.double()))
+        return calibrated(features, measured).float()
+
+
+def calibrated(features: Tensor, measured: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """(n,): what some trainings say of the value of each row; see `CalibratedScores`.
+
+    Args:
+        features: (k, n), known of each row.
+        measured: for each training the influence of a row for each read, (n,), and its reads, (n,).
+    """
+    reads = torch.stack([r for _, r in measured])
+    values = torch.stack([z for z, _ in measured])
+    total = reads.sum(0)
+    mean = (values * reads).sum(0) / total.clamp(min=1)
+    design = torch.cat([torch.ones_like(features[:1]), features])
+    root = total.sqrt()
+    fit = torch.linalg.lstsq((design * root).T, (mean * root)[:, None], driver="gelsd").solution
+    foretold = (design.T @ fit)[:, 0]
+    if len(measured) < 2:
+        return foretold
+    left = (values - foretold) * (reads > 0)
+    both = (reads[0] > 0) & (reads[1] > 0)
+    of_rows = float((left[0, both] * left[1, both]).mean().clamp(min=0))
+    of_read = float((left.square() * reads)[reads > 0].mean()) - of_rows
+    trust = of_rows / (of_rows + max(of_read, 1e-12) / total.clamp(min=1))
+    return foretold + trust * (mean - foretold) * (total > 0)
+
+
+def _ranks(scores: Tensor) -> Tensor:
+    """(n,): the ranks of scores, from −1 to 1."""
+    ranks = scores.argsort(stable=True).argsort(stable=True).double()
+    return 2 * ranks / max(len(scores) - 1, 1) - 1
+
+
+def _with_products(x: Tensor) -> Tensor:
+    """Features (k, n), their squares and the products of two."""
+    pairs = [x[i] * x[j] for i in range(len(x)) for j in range(i, len(x))]
+    return torch.cat([x, torch.stack(pairs)])
+
+
+@dataclass(frozen=True)
 class OuterSteps(Chooser):
     """Weights that outer steps learn, see `farzi_hf.attribution.outer_steps`. Of the rows those of
     the highest weights stay, and of equal weights those with the most evidence; each is read as

@@ -15,6 +15,7 @@ from datasets import Dataset
 from farzi_hf.attribution.choice import Choice, Chosen, choose
 from farzi_hf.attribution.choosers import (
     AllRows,
+    CalibratedScores,
     Chooser,
     CrossEntropyDifference,
     GradientCosine,
@@ -157,6 +158,7 @@ def _ways(outer_steps: int) -> list[Chooser]:
         CrossEntropyDifference(),
         GradientCosine(),
         InfluenceOfOne(),
+        CalibratedScores((NGramImportance(), CrossEntropyDifference(), GradientCosine())),
         OuterSteps(outer_steps),
         OuterSteps(outer_steps, CrossEntropyDifference()),
     ]

@@ -23,6 +23,7 @@ from farzi_hf.attribution import influence, weigh
 from farzi_hf.attribution.choice import Choice, Chosen, choose, interval
 from farzi_hf.attribution.choosers import (
     AllRows,
+    CalibratedScores,
     CrossEntropyDifference,
     GradientCosine,
     InfluenceOfOne,
@@ -30,6 +31,7 @@ from farzi_hf.attribution.choosers import (
     OuterSteps,
     RandomRows,
     Task,
+    calibrated,
     kept,
 )
 from farzi_hf.attribution.groups import Groups
@@ -316,7 +318,13 @@ def test_a_larger_epsilon_is_taken_where_the_training_is_rough(tmp_path, monkeyp
 
 @pytest.mark.parametrize(
     "chooser",
-    [NGramImportance(), CrossEntropyDifference(), GradientCosine(), InfluenceOfOne()],
+    [
+        NGramImportance(),
+        CrossEntropyDifference(),
+        GradientCosine(),
+        InfluenceOfOne(),
+        CalibratedScores((NGramImportance(), CrossEntropyDifference())),
+    ],
     ids=lambda x: x.name,
 )
 def test_ways_find_rows_like_the_target(tmp_path, chooser):
@@ -386,10 +394,14 @@ def test_ways_are_compared_and_the_dev_part_decides(tmp_path):
 def test_the_verdict_names_a_cheap_way_that_is_as_good():
     cheap = Chosen("cheap", True, torch.ones(2), [1.0, 1.0], [1.0, 1.2], 0.1)
     dear = Chosen("dear", False, torch.ones(2), [1.1, 1.0], [1.1, 1.2], 9.0)
-    found = Choice([cheap, dear])
+    found = Choice([cheap, dear], 2)
     assert found.best is cheap
     assert found.verdict.startswith("The rows are those of 'cheap'")
     assert "'dear' is -0.050 nats" in found.verdict
+    everything = Chosen("all rows", True, torch.ones(5), [0.5, 0.5], [0.6, 0.6], 0.0)
+    more = Choice([everything, cheap, dear], 2)
+    assert more.best is cheap
+    assert "But 'all rows' (5 rows), for as many steps, is better on the dev part" in more.verdict
 
 
 def test_intervals_are_those_of_student_s_t():
@@ -439,3 +451,27 @@ def test_the_bar_counts_to_its_end(tmp_path, monkeypatch):
     choose(task_of(tmp_path), ways, *parts, trainings=1)
     (bar,) = bars
     assert bar.n == pytest.approx(bar.total, rel=0.1)
+
+
+def test_calibration_recovers_what_features_and_repeated_reads_say():
+    """Values that a feature foretells, but for a part of each row's own and noise of each read."""
+    draw = torch.Generator().manual_seed(0)
+    feature = torch.linspace(-1, 1, 3000).double()
+    own = 0.5 * torch.randn(3000, generator=draw).double()
+    value = feature + own
+
+    def measured(noise: float) -> tuple[torch.Tensor, torch.Tensor]:
+        reads = torch.randint(0, 3, (3000,), generator=draw).double()
+        error = noise * torch.randn(3000, generator=draw).double() / reads.clamp(min=1).sqrt()
+        return (value + error) * (reads > 0), reads
+
+    def likeness(found: torch.Tensor, to: torch.Tensor) -> float:
+        return float(torch.corrcoef(torch.stack([found, to]))[0, 1])
+
+    noisy = [measured(5.0), measured(5.0)]
+    found = calibrated(feature[None], noisy)
+    alone = sum(z * r for z, r in noisy) / sum(r for _, r in noisy).clamp(min=1)
+    assert likeness(found, value) > 0.7 > 0.4 > likeness(alone, value)
+    clear = calibrated(feature[None], [measured(0.1), measured(0.1)])
+    assert likeness(clear, value) > likeness(calibrated(feature[None], [measured(0.1)]), value)
+    assert likeness(clear, value) > 0.9
