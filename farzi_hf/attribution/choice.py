@@ -111,9 +111,11 @@ class Choice:
             other = min(learnt, key=lambda each: np.mean(each.dev))
             gains = np.subtract(first.test, other.test).tolist()
             low, high = interval(gains)
+            gained = float(np.mean(gains))
+            word = "better" if gained > 0 else "worse"
             said.append(
-                f"On the test part '{other.method}' is {np.mean(gains):+.3f} nats ({low:+.3f} to"
-                f" {high:+.3f}) better than '{first.method}', the best that needs no"
+                f"On the test part '{other.method}' is {abs(gained):.3f} nats {word} (gain"
+                f" {low:+.3f} to {high:+.3f}) than '{first.method}', the best that needs no"
                 " meta-gradient."
             )
         larger = [each for each in self.tried if each.rows > self.keep]

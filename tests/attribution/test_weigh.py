@@ -397,7 +397,7 @@ def test_the_verdict_names_a_cheap_way_that_is_as_good():
     found = Choice([cheap, dear], 2)
     assert found.best is cheap
     assert found.verdict.startswith("The rows are those of 'cheap'")
-    assert "'dear' is -0.050 nats" in found.verdict
+    assert "'dear' is 0.050 nats worse (gain " in found.verdict
     everything = Chosen("all rows", True, torch.ones(5), [0.5, 0.5], [0.6, 0.6], 0.0)
     more = Choice([everything, cheap, dear], 2)
     assert more.best is cheap
