@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from farzi_hf.common.settings import setting
+from farzi_hf.common.settings import checked, setting
 from farzi_hf.common.tensors import load_tensors, save_tensors
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters
@@ -166,6 +166,16 @@ class TeacherTraining:
         teacher_weight_decay: float = setting(
             0.0, "λ of the teacher; it helps where learners overfit, on items"
         )
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> TeacherTraining:
+        """The training by the settings of a config, or of a summary's recipe. Those that it lacks
+        have their defaults. Raises ValueError if one cannot be used.
+        """
+        own = checked(cls.Settings, settings)
+        make = TEACHER_OPTIMIZERS[own.teacher_optimizer]
+        optimizer = make(own.teacher_learning_rate, weight_decay=own.teacher_weight_decay)
+        return cls(optimizer, own.teacher_steps, own.teacher_batch_size)
 
     def train(self, learner: Learner, data: RealData, seed: int) -> Trained:
         """One teacher. Its initialisation, its minibatches and its dropout depend on `seed`. Raises
