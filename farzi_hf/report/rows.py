@@ -20,12 +20,14 @@ from transformers import (
     TrainingArguments,
 )
 
-from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.data import flatten_sequences, random_sequences
+from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.distillation import FarziTrainer, SyntheticTraining
 from farzi_hf.report.comparison import Comparison, Measured, Student
 from farzi_hf.report.full_data import FULL, LONG, FullData
 from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
 from farzi_hf.summary.forms import TeacherLabels
+from farzi_hf.summary.initialization import real_windows
 from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER
 from farzi_hf.summary.teacher import plain_config
 
@@ -82,6 +84,30 @@ def teacher(c: Comparison) -> Measured | None:
     return Measured(
         "teacher", [c.statistics(prediction_of(farzi.teacher), c.splits["test"])], farzi.nbytes
     )
+
+
+def on_real_rows(share: float) -> Callable[[Comparison], Measured | None]:
+    """The row of students on a share of the real rows, with the labels of the carried teacher: what
+    inputs that are made up have to be better than. None for a summary that carries none.
+
+    Its bytes are those of the rows as data, and those of the teacher.
+    """
+
+    def measure(c: Comparison) -> Measured | None:
+        if c.farzi.carried is None:
+            return None
+        length = c.farzi.config.sequence_length
+        train = c.splits["train"]
+        rows = random_sequences(train, max(1, round(share * len(train))), c.seeds[0])
+        ids, lengths = flatten_sequences(rows)
+        count = max(1, len(ids) // length)
+        windows = real_windows(ids, lengths, (count, length), stream(c.seeds[0], Purpose.REAL_ROWS))
+        farzi = c.farzi.with_rows(torch.from_numpy(windows))
+        found = replace(c, farzi=farzi, training=replace(c.training, forms=farzi.forms))
+        row = on_summary(found, f"{100 * share:g} % of the rows, teacher's labels")
+        return replace(row, nbytes=c.farzi.nbytes + c.nbytes(rows))
+
+    return measure
 
 
 def under_stock_trainer(c: Comparison, folder: str | os.PathLike, method: str) -> Measured:
@@ -145,6 +171,12 @@ def prediction_of(model: PreTrainedModel) -> Student:
     )
 
 
+def tenth(c: Comparison, seed: int) -> Dataset:
+    """A tenth of the training rows."""
+    train = c.splits["train"]
+    return random_sequences(train, max(1, round(len(train) / 10)), seed)
+
+
 def full_long(c: Comparison) -> Measured:
     """Students on all data in the comparison's own way, which stop early as teachers do."""
     taken: list[int] = []
@@ -189,6 +221,10 @@ BASELINES: dict[str, Baseline] = {
     # what it takes no outer step to make
     "packed_teacher": of_data(packed_teacher),
     "teacher": of_data(teacher),
+    # real rows in the place of those that are made up
+    "soft_1": of_data(on_real_rows(0.01)),
+    "soft_10": of_data(on_real_rows(0.1)),
+    "soft_100": of_data(on_real_rows(1.0)),
     # all data: for as many steps as on the summary, for as many seconds, and as long as helps; for
     # the last two, trials choose the way
     "full": of_data(lambda c: c.trained_on_real(FULL, c.all_sequences, c.steps)),
@@ -201,6 +237,9 @@ BASELINES: dict[str, Baseline] = {
     ),
     "random_early_stop": of_stored_rows(
         lambda c: stopped_early(c, "random, stopped early", c.draw_sequences)
+    ),
+    "hard_10": of_data(
+        lambda c: stopped_early(c, "10 % of the rows, stopped early", partial(tenth, c))
     ),
     "random_bytes": of_data(
         lambda c: c.trained_on_real("random, same bytes", c.draw_bytes, c.steps)

@@ -217,10 +217,8 @@ class Search:
 
     def __post_init__(self) -> None:
         self._check()
-        own_learner = [] if self.learner is None else [dict(self.learner)]
-        self.learners = own_learner or list(self.task.learners)
         lengths = flatten_sequences(self.splits["train"])[1]
-        self.vocab_size = self.task.learner_config(self.learners[0], 8).vocab_size
+        self.vocab_size = self.task.learner_config(self.task.learners[0], 8).vocab_size
         self.length = self.fixed.get("sequence_length") or self._long_enough(lengths)
         self.mean = float(min(lengths.mean(), self.length))
         if self.most is None:
@@ -228,6 +226,11 @@ class Search:
         self.most = int(self.most)
         if self.minutes is None:
             self.minutes = 10.0 if self.vocab_size <= 5000 else 30.0
+        if self.learner is not None:
+            self.learners = [dict(self.learner)]
+        else:
+            tried = self.task.tried_in(self.minutes * self._wider, self._fits)
+            self.learners = [dict(learner) for learner in tried]
         self.shares = _SHARES if len(self.learners) > 1 else {**_SHARES, **_ALONE}
         held_out = self.splits["validation"]
         some = max(20, int(_IDS / self.mean))
@@ -265,6 +268,10 @@ class Search:
             if left_out.mean() <= share:
                 return length
         return max(10, most)
+
+    def _fits(self, learner: Mapping[str, Any]) -> bool:
+        """Whether a teacher of this architecture has room in the summary."""
+        return _SMALLEST * self._numbers(learner) / 8 <= self.most
 
     def in_folder(self, folder: Path, output_dir: Path) -> Search:
         """The same search, whose trials are kept there and whose choice is for that run."""
@@ -567,7 +574,7 @@ class Search:
         """Why this architecture is not tried after the others; None if it is."""
         if not tried:
             return None
-        numbers = sum(x.numel() for x in self._untrained(learner).parameters())
+        numbers = self._numbers(learner)
         best = min(trial.error for trial in tried)
         of_kind = [
             trial
@@ -580,7 +587,7 @@ class Search:
                 return "a smaller one has too few steps in this time already"
             if min(trial.error for trial in of_kind) > best + _EQUAL:
                 return "another kind of model is ahead of smaller ones"
-        if _SMALLEST * numbers / 8 > self.most:
+        if not self._fits(learner):
             return f"its {numbers:,} numbers exceed {self.most:,} bytes"
         return None
 
@@ -752,11 +759,12 @@ class Search:
             self.folder / teacher.found["folder"], trust_remote_code=False
         )
 
-    def _untrained(self, learner: Mapping[str, Any]) -> PreTrainedModel:
-        """A model without numbers, to count them."""
-        with torch.device("meta"):
-            config = self.task.learner_config(learner, self.length)
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    def _numbers(self, learner: Mapping[str, Any]) -> int:
+        """How many parameters a model of this architecture has."""
+        config = self.task.learner_config(learner, self.length)
+        with torch.device("meta"):  # it is made without numbers
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        return sum(x.numel() for x in model.parameters())
 
 
 def _rate(rate: float, learner: Mapping[str, Any]) -> float:

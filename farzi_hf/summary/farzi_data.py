@@ -30,10 +30,10 @@ from farzi_hf.common.text import publishable, terminal_text
 from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.endless import DrawnRows, EndlessRows, RowsDataset
-from farzi_hf.summary.forms import forms_of
+from farzi_hf.summary.forms import TokenInputs, forms_of
 from farzi_hf.summary.from_teacher import labelled, materialized, summary_of_teacher
 from farzi_hf.summary.inner_settings import inner_optimizer, stock_arguments
-from farzi_hf.summary.origins import Origin
+from farzi_hf.summary.origins import REAL, Origin
 from farzi_hf.summary.reading import Decoded, check_numbers, hard_rows
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.soft_training import SoftTokenCollator
@@ -439,6 +439,28 @@ class FarziData(nn.Module):
         config = self.config.with_inputs(inputs)
         summary = type(self)(config, self.processing_class, self.tensors)
         summary._results = self._results
+        return summary
+
+    def with_rows(self, ids: Tensor) -> FarziData:
+        """The same summary with these rows of ids (n, L) for inputs, in the place of those that it
+        makes. It shares the tensors of the labels.
+
+        Raises:
+            ValueError: it has no carried teacher, or ids are outside the vocabulary.
+        """
+        if not self.forms.labels.carries_teacher:
+            raise ValueError(
+                f"labels={self.config.labels!r}: rows are fixed; with_rows() is for"
+                " labels='teacher'"
+            )
+        config = copy.copy(self.config)
+        config.inputs = TokenInputs.name
+        config.num_sequences, config.sequence_length = ids.shape
+        config.origin = REAL.name  # nobody knows who wrote them
+        device = self.teacher.device
+        tensors = {**self.tensors, "input_ids": ids.int().to(device)}
+        summary = type(self)(config, self.processing_class, tensors)
+        summary.forms.inputs.check_numbers(summary.tensors, "give ids of its vocabulary")
         return summary
 
     def start(self, model: PreTrainedModel, seed: int = 0) -> list[str]:

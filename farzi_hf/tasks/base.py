@@ -92,6 +92,18 @@ class Task(ABC):
         sequences in `input_ids`; and what was read.
         """
 
+    @classmethod
+    def tried_in(
+        cls, minutes: float, fits: Callable[[Mapping[str, Any]], bool]
+    ) -> Sequence[Mapping[str, Any]]:
+        """The `learners` that a search of so many minutes tries.
+
+        Args:
+            minutes: of a CPU; a GPU does more in each.
+            fits: whether an architecture has room in the summary.
+        """
+        return cls.learners
+
     @abstractmethod
     def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
         """The config of an architecture that has the task's vocabulary and reads

@@ -340,6 +340,8 @@ class LanguageModeling(Task):
         {**learner, "n_embd": 64, "n_layer": 2, "n_head": 2},
         {**learner, "n_embd": 128, "n_layer": 2, "n_head": 4},
     )
+    widest_in: ClassVar = ((3.0, 32), (20.0, 64), (math.inf, 128))
+    """Below so many minutes, the largest width that has time to learn."""
     data_settings = (
         "vocab_size",
         "max_length",
@@ -351,6 +353,19 @@ class LanguageModeling(Task):
         "revision",
     )
     splits_differ, split_label = False, "the data set's own train, validation and test"
+
+    @classmethod
+    def tried_in(
+        cls, minutes: float, fits: Callable[[Mapping[str, Any]], bool]
+    ) -> Sequence[Mapping[str, Any]]:
+        """One architecture, the widest that fits and has time to learn; where there is much time,
+        the one before it too. Counting beats a network that had a few hundred steps, so few long
+        trials are better than many short ones.
+        """
+        widest = next(width for most, width in cls.widest_in if minutes < most)
+        narrow = [learner for learner in cls.learners if learner["n_embd"] <= widest]
+        fitting = [learner for learner in narrow if fits(learner)] or narrow[:1]
+        return fitting[-2:] if widest == cls.widest_in[-1][1] else fitting[-1:]
 
     @classmethod
     def load(

@@ -150,6 +150,23 @@ def test_rows_of_a_summary_whose_rows_do_not_run_out(started):
     assert BASELINES["random"](stored, None).method == "random, same sequences"
 
 
+def test_real_rows_with_the_teachers_labels_are_a_row(started):
+    """Their bytes are those of the rows, as data are stored, and of the teacher."""
+    trainer, c = started(*CARRIED, "--synthetic_batch_size", "10")
+    trainer.tune_initialization()
+    tenth, whole = (BASELINES[name](c, None) for name in ("soft_10", "soft_100"))
+    assert tenth.method == "10 % of the rows, teacher's labels"
+    assert c.farzi.nbytes < tenth.nbytes < whole.nbytes
+    of_rows = c.nbytes(c.splits["train"])  # in another order
+    assert whole.nbytes - c.farzi.nbytes == pytest.approx(of_rows, rel=0.02)
+    assert tenth.steps == c.steps
+    hard = BASELINES["hard_10"](c, None)
+    assert hard.method == "10 % of the rows, stopped early"
+    assert hard.nbytes < c.nbytes(c.splits["train"])
+    own = started(*TEXT)[1]
+    assert BASELINES["soft_10"](own, None) is None
+
+
 def test_recommenders_are_measured_as_the_trainer_does_and_learn_from_whole_histories(started):
     trainer, c = started(*ITEMS)
     student = c.summary_student(0)

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from datasets import Dataset, DatasetDict
 from tiny_recipes import small_interactions, small_text
 
@@ -323,10 +322,8 @@ def test_wider_learners_are_of_the_better_kind(errors, tried, text, tmp_path):
     found.learners = [
         {**GPT2, "n_embd": 8 * i, "model_type": kind} for i in (1, 2, 3) for kind in ("a", "b")
     ]
-    found._untrained, found.first_answer = (
-        (lambda learner: torch.nn.Linear(learner["n_embd"], 1)),
-        lambda trial: None,
-    )
+    found._numbers = lambda learner: learner["n_embd"]
+    found.first_answer = lambda trial: None
 
     def teacher(learner, seconds):
         facts = {"learner": learner, "numbers": 0, "stopped": False}
@@ -740,3 +737,19 @@ def test_a_search_that_counting_wins_leaves_no_choice(text, tmp_path, monkeypatc
     assert not any(trial.name.startswith("packed") for trial in made.trials)
     again = search(text, tmp_path / "trials", learner=GPT2, goes_on=True).run()
     assert again.config.labels == "teacher"
+
+
+@pytest.mark.parametrize(
+    ("minutes", "most", "widths"),
+    [
+        (2.0, 10**7, [32]),
+        (10.0, 10**7, [64]),
+        (30.0, 10**7, [64, 128]),
+        (30.0, 30_000, [16, 32]),  # wider ones do not fit
+        (10.0, 10, [16]),  # none does
+    ],
+)
+def test_text_has_few_long_trials(minutes, most, widths, text, tmp_path):
+    """The widest that fits and has time to learn."""
+    found = Search(*text, tmp_path, "run", minutes=minutes, most=most, fixed=FIXED)
+    assert [learner["n_embd"] for learner in found.learners] == widths
