@@ -141,7 +141,7 @@ def flaw_of(checkpoint: str | os.PathLike) -> str:
         flaw = _flaw_of_files(best, read_record(best))
     except ValueError:
         flaw = f"{RECORD} is gone or damaged"
-    return flaw and f"of {best.name}, which was the best one, {flaw}"
+    return f"of {best.name}, which was the best one, {flaw}" if flaw else ""
 
 
 def _flaw_of_files(checkpoint: Path, record: Record) -> str:
@@ -173,7 +173,7 @@ def best_beside(checkpoint: Path) -> Path | None:
         best = state.get("best_model_checkpoint")
     except (OSError, ValueError, AttributeError):
         raise ValueError(f"{TRAINER_STATE_NAME} cannot be read") from None
-    return best and checkpoint.parent / Path(best).name
+    return checkpoint.parent / Path(best).name if best else None
 
 
 # -- folders ---------------------------------------------------------------------------------------
