@@ -264,13 +264,13 @@ class FarziConfig(ConfigFields):
         """The settings with which a student trains like the learners of the distillation:
         `config.inner` of the summary.
         """
-        own = {
+        of_optimizer = {
             each.name: getattr(self, name)
             for name, _, each in settings_of(OPTIMIZERS[self.inner_optimizer])
         }
         return {
             "optimizer": self.inner_optimizer,
-            **{name: value for name, value in own.items() if value is not None},
+            **{name: value for name, value in of_optimizer.items() if value is not None},
             "steps": self.inner_steps,
             "lr_scheduler_type": self.inner_lr_scheduler_type,
             **({"warmup_steps": self.inner_warmup_steps} if self.inner_warmup_steps else {}),

@@ -168,7 +168,7 @@ def decoded(content: bytes, count: int, name: str) -> np.ndarray:
             f"{name} does not hold the {count:,} counts that config.json says; fetch it again"
         )
     integers = np.frombuffer(planes, np.uint8).reshape(size, count).T
-    found = np.ascontiguousarray(integers).view(f"<u{size}").reshape(count)
-    if size == 8 and count and found.max() > np.iinfo(np.int64).max:
+    counts = np.ascontiguousarray(integers).view(f"<u{size}").reshape(count)
+    if size == 8 and count and counts.max() > np.iinfo(np.int64).max:
         raise ValueError(f"{name} holds counts that are no counts; fetch the file again")
-    return found.astype(np.int64)
+    return counts.astype(np.int64)
