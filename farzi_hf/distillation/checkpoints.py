@@ -1,5 +1,5 @@
-"""The checkpoints of a run on the disk: which are whole, which one a run goes on from, and which are
-removed.
+"""The checkpoints of a run on the disk: which are whole, from which one a run goes on, and which
+are removed.
 
 Trainer knows a checkpoint by its name alone: it deletes old folders that are called `checkpoint-…`,
 and a new run writes into them. Here a checkpoint is a folder `checkpoint-STEP` with a record,

@@ -231,9 +231,10 @@ class FarziTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self._student: Parameters | None = None
         self._own_optimizer = self.optimizer is None
-        # Both by the fingerprint of the summary: its metrics, and what a carried teacher gives away.
         self._evaluations: dict[str, dict[str, float]] = {}
+        """The metrics of summaries that were evaluated, by their fingerprints."""
         self._memory: dict[str, dict[str, Any]] = {}
+        """What carried teachers give away, by the fingerprints of their summaries."""
         self._begin_steps()
         self.run = Run(self)
         self.add_callback(self.run)
@@ -336,11 +337,8 @@ class FarziTrainer(Trainer):
         if self.args.push_to_hub:
             try:
                 self.push_to_hub(commit_message="End of training")
-            except (
-                HTTPError,
-                OSError,
-                RuntimeError,
-            ) as error:  # nothing of the summary is on the disk yet
+            except (HTTPError, OSError, RuntimeError) as error:
+                # Nothing of the summary is on the disk yet, so it must not be lost.
                 logger.error(
                     "The summary is not pushed: %s. Call save_model() or push_to_hub().", error
                 )

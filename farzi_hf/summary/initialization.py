@@ -325,17 +325,15 @@ def _mutual_information(
     context = pairs % vocab_size
     context_share = np.bincount(contexts, minlength=vocab_size) ** smoothing
     context_share = context_share / context_share.sum()
-    information = np.log(
-        counts / np.bincount(tokens, minlength=vocab_size)[token] / context_share[context]
-    )
+    occurrences = np.bincount(tokens, minlength=vocab_size)
+    information = np.log(counts / occurrences[token] / context_share[context])
     values = torch.from_numpy(np.maximum(information, 0)).float()
     return _sparse(torch.from_numpy(np.stack([token, context])), values, (vocab_size, vocab_size))
 
 
 def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return torch.sparse_coo_tensor(
-        indices, values, shape, check_invariants=True
-    )  # torch warns unless it is given
+    # torch warns unless it is told whether to check.
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
 
 
 # -- ids: functions of all ids of the data end to end, the length of each sequence, the shape (μ, ξ)

@@ -19,8 +19,10 @@ import numpy as np
 from datasets import Dataset
 
 _INTEGERS = (np.uint8, np.uint16, np.uint32, np.uint64)
-_FREE, _RATIO = 2**25, 64
-"""The integers that a file of any size may hold, and those more for each byte."""
+_FREE = 2**25
+"""The integers that a file may hold, however small it is."""
+_RATIO = 64
+"""The integers more that it may hold for each byte."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Rules of sequences: the next item by the items that the last ones were counted with, the strongest
-recommender that only counts.
+"""Rules of sequences, the strongest recommender that only counts: the next item by the items that
+the last ones were counted with.
 
 Each of a user's last items votes for all items: by what followed it in the training histories
 (`Following`), or by what the same users had (`Together`, the item-based neighbours of Sarwar et al.
@@ -35,11 +35,16 @@ DECAYS = (0.4, 0.6, 0.8, 0.9, 1.0)
 POWERS = (0.0, 0.15, 0.3, 0.5)
 """The settings that are tried: powers with a decay of .8 first, then decays with the best power."""
 _FIRST_DECAY = 0.8
-_USERS, _FEWEST_USERS, _TRIED = 1000, 200, 2 * 10**7
-"""Users of the validation part by which settings are chosen: as many as have so many scores."""
+_TRIED = 2 * 10**7
+"""Scores by which settings are chosen: of as many users of the validation part as have so many."""
+_USERS = 1000
+"""The most such users."""
+_FEWEST_USERS = 200
+"""The fewest, if there are as many."""
 _VOTES = 50_000_000
-"""The most votes that are kept: of each item its largest ones, 500 at least."""
+"""The most votes that are kept: of each item its largest ones."""
 _FEWEST = 500
+"""The votes of an item that are kept in any case."""
 _PAIRS = 4_000_000  # that are counted at once
 _SCORES = 2**20  # that exist at the same time: few, so that they stay in the processor's cache
 

@@ -91,7 +91,7 @@ def _with_negatives(
     """The scores (B, V), with −∞ in place of those of all items but the target and the negatives
     that are drawn.
     """
-    # Each candidate has a random key in [0, 1), and the largest keys are drawn: the target's always.
+    # Each candidate has a random key in [0, 1), and the largest are drawn; the target has 2.
     keys = torch.from_numpy(stream(seed, Purpose.NEGATIVES).random(tuple(scores.shape)))
     keys = keys.to(scores.device)
     keys = keys.masked_fill(~candidates(scores, seen), -1)
