@@ -289,16 +289,15 @@ class Labelling:
         """
         if teacher is None:
             return cls((learner,))
-        several = (
-            (teacher,)
-            if isinstance(teacher, PreTrainedModel | PreTrainedConfig)
-            else tuple(teacher)
-        )
-        configs = {isinstance(one, PreTrainedConfig) for one in several}
-        if len(configs) != 1:
-            names = ", ".join(type(one).__name__ for one in several) or "empty"
+        is_one = isinstance(teacher, PreTrainedModel | PreTrainedConfig)
+        teachers = (teacher,) if is_one else tuple(teacher)
+        are_configs = {isinstance(each, PreTrainedConfig) for each in teachers}
+        if len(are_configs) != 1:
+            names = ", ".join(type(each).__name__ for each in teachers) or "empty"
             raise ValueError(f"teacher is {names}; give trained models only, or configs only")
-        return cls(tuple(map(Learner, several))) if configs == {True} else cls((learner,), several)
+        if are_configs == {True}:
+            return cls(tuple(map(Learner, teachers)))
+        return cls((learner,), teachers)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -306,9 +305,15 @@ class Labelling:
         return self.kinds[0].model if self.given is None else self.given[0]
 
     @property
+    def has_several(self) -> bool:
+        """Whether there are several models, whose mean labels."""
+        return len(self.kinds if self.given is None else self.given) > 1
+
+    @property
     def first(self) -> Labelling:
         """By the first of the models alone."""
-        return Labelling(self.kinds[:1], self.given and self.given[:1])
+        given = None if self.given is None else self.given[:1]
+        return Labelling(self.kinds[:1], given)
 
     def teachers(self, data: RealData, training: TeacherTraining, seed: int) -> list[Teacher]:
         """The teachers that were given; or of each kind as many as `training` says, each with a
