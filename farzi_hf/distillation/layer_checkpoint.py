@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from farzi_hf.distillation.learner_model import dropping
 
-Run = Callable[..., tuple[Tensor, ...]]
+TensorFunction = Callable[..., tuple[Tensor, ...]]
 """A layer, or a derivative of it, as a function of the tensors that it has derivatives in."""
 
 
@@ -89,7 +89,7 @@ class _Recomputed(torch.autograd.Function):
     """y = run(x). Its derivative is such a function again."""
 
     @staticmethod
-    def forward(ctx: Any, run: Run, *x: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, run: TensorFunction, *x: Tensor) -> tuple[Tensor, ...]:
         ctx.run = run
         ctx.save_for_backward(*x)
         return run(*x)
@@ -101,7 +101,7 @@ class _Recomputed(torch.autograd.Function):
         )
 
 
-def _gradient(run: Run, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+def _gradient(run: TensorFunction, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
     """dx = dyᵀ ∂run/∂x, where the first `count` tensors are dy and the others are x. Inside another
     derivative, dx has a graph.
     """

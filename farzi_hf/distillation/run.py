@@ -61,7 +61,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["RECORD", "Interrupted", "Run", "discard_checkpoints", "last_checkpoint", "locked"]
+__all__ = [
+    "RECORD",
+    "Interrupted",
+    "TrainingRun",
+    "discard_checkpoints",
+    "last_checkpoint",
+    "locked",
+]
 
 START_SECONDS = "start_seconds"
 """The figure of the log's entry about the start of a summary: the seconds of its teachers."""
@@ -102,7 +109,7 @@ class LogSums(NamedTuple):
     """The step of the last entry."""
 
 
-class Run(TrainerCallback):
+class TrainingRun(TrainerCallback):
     """What a `FarziTrainer` knows of its run, and of the run's folder `args.output_dir`.
 
     Attributes:

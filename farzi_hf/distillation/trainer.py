@@ -1,6 +1,6 @@
 """FarziTrainer: a `transformers.Trainer` whose trained model is the summary.
 
-It holds its parts: the `Run` in its folder, `Students` that measure the summary, the rows, the
+It holds its parts: the `TrainingRun` in its folder, `Students` that measure the summary, the rows, the
 labels' source and the callbacks. Its methods are those of Trainer that differ here.
 """
 
@@ -38,7 +38,7 @@ from farzi_hf.distillation.rows import RealData, RealRows, run_check
 from farzi_hf.distillation.run import (
     START_SECONDS,
     LogSums,
-    Run,
+    TrainingRun,
     peak_memory,
     without_prediction_bar,
 )
@@ -203,7 +203,7 @@ class FarziTrainer(Trainer):
         self._memory: dict[str, dict[str, Any]] = {}
         """What carried teachers give away, by the fingerprints of their summaries."""
         self._begin_steps()
-        self.run = Run(self)
+        self.run = TrainingRun(self)
         self.add_callback(self.run)
         if not args.disable_tqdm:
             self.remove_callback(DEFAULT_PROGRESS_CALLBACK)

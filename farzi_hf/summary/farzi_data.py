@@ -32,7 +32,7 @@ from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.endless import DrawnRows, EndlessRows, RowsDataset
 from farzi_hf.summary.forms import forms_of
 from farzi_hf.summary.from_teacher import labelled, materialized, summary_of_teacher
-from farzi_hf.summary.inner_settings import inner_optimizer, stock_arguments
+from farzi_hf.summary.inner_settings import inner_optimizer, training_arguments
 from farzi_hf.summary.origins import Origin
 from farzi_hf.summary.reading import Decoded, check_numbers, hard_rows
 from farzi_hf.summary.soft_tokens import SoftTokens
@@ -295,7 +295,7 @@ class FarziData(nn.Module):
                 `changes`, or `config.inner` holds settings that no inner optimizer accepts.
         """
         stored = None if self.is_endless else self.config.num_sequences
-        return stock_arguments(self.config.inner, stored, str(output_dir), changes)
+        return training_arguments(self.config.inner, stored, str(output_dir), changes)
 
     @property
     def optimizer_cls_and_kwargs(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]] | None:
