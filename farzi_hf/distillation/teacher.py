@@ -82,8 +82,10 @@ class Trained:
 
     def facts(self, name: str) -> dict[str, float]:
         """For log and card; `name` begins their keys."""
-        known = {} if self.validation is None else {f"{name}_validation": round(self.validation, 4)}
-        return {f"{name}_steps_taken": self.steps, **known}
+        facts = {f"{name}_steps_taken": self.steps}
+        if self.validation is not None:
+            facts[f"{name}_validation"] = round(self.validation, 4)
+        return facts
 
 
 @dataclass(frozen=True)
@@ -207,8 +209,9 @@ class TeacherTraining:
         )
         start = learner.initial_parameters(derive(seed, Purpose.TEACHER), data.device)
         # As students and the stock Trainer have it.
-        own = replace(self, optimizer=self.optimizer.without_decay(learner.no_decay))
-        return own.run("Teacher", loss, start, data.quiet, self.validation(learner, data))
+        optimizer = self.optimizer.without_decay(learner.no_decay)
+        training = replace(self, optimizer=optimizer)
+        return training.run("Teacher", loss, start, data.quiet, self.validation(learner, data))
 
     def validation(self, learner: Learner, data: RealData) -> Callable[[Parameters], float] | None:
         """The loss on held-out rows; on so many that it takes a sixth of the time of the steps
@@ -347,16 +350,15 @@ class Labelling:
         """
         if teacher is None:
             return cls((learner,))
-        several = (
-            (teacher,)
-            if isinstance(teacher, PreTrainedModel | PreTrainedConfig)
-            else tuple(teacher)
-        )
-        configs = {isinstance(one, PreTrainedConfig) for one in several}
-        if len(configs) != 1:
-            names = ", ".join(type(one).__name__ for one in several) or "empty"
+        is_one = isinstance(teacher, PreTrainedModel | PreTrainedConfig)
+        teachers = (teacher,) if is_one else tuple(teacher)
+        are_configs = {isinstance(each, PreTrainedConfig) for each in teachers}
+        if len(are_configs) != 1:
+            names = ", ".join(type(each).__name__ for each in teachers) or "empty"
             raise ValueError(f"teacher is {names}; give trained models only, or configs only")
-        return cls(tuple(map(Learner, several))) if configs == {True} else cls((learner,), several)
+        if are_configs == {True}:
+            return cls(tuple(map(Learner, teachers)))
+        return cls((learner,), teachers)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -364,9 +366,15 @@ class Labelling:
         return self.kinds[0].model if self.given is None else self.given[0]
 
     @property
+    def has_several(self) -> bool:
+        """Whether there are several models, whose mean labels."""
+        return len(self.kinds if self.given is None else self.given) > 1
+
+    @property
     def first(self) -> Labelling:
         """By the first of the models alone."""
-        return Labelling(self.kinds[:1], self.given and self.given[:1])
+        given = None if self.given is None else self.given[:1]
+        return Labelling(self.kinds[:1], given)
 
     def teachers(self, data: RealData, training: TeacherTraining, seed: int) -> list[Teacher]:
         """The teachers that were given; or of each kind as many as `training` says, each with a
@@ -374,28 +382,17 @@ class Labelling:
         """
         device = data.device
         if self.given is not None:
-            params = (
-                {name: x.detach().to(device) for name, x in model.named_parameters()}
-                for model in self.given
-            )
-            return [
-                Teacher(Learner(model).to(device), own)
-                for model, own in zip(self.given, params, strict=True)
-            ]
-        found = []
-
-        def train(kind: Learner, seeds: Sequence[int], number: int) -> Parameters:
-            own[number] = training.train(kind, data, seeds[number])
-            return own[number].params
-
-        for number, kind in enumerate(kind.to(device) for kind in self.kinds):
+            teachers = []
+            for model in self.given:
+                params = {name: x.detach().to(device) for name, x in model.named_parameters()}
+                teachers.append(Teacher(Learner(model).to(device), params))
+            return teachers
+        teachers = []
+        for number, kind in enumerate(self.kinds):
             first = derive(seed, Purpose.TEACHER_KIND, number) if number else seed
             seeds = [derive(first, Purpose.TEACHER_NUMBER, i) for i in range(training.count)]
-            like = partial(kind.initial_parameters, seeds[0], device)
-            own: dict[int, Trained] = {}
-            trained = shared(training.count, partial(train, kind, seeds), like)
-            found += [Teacher(kind, params, own.get(i)) for i, params in enumerate(trained)]
-        return found
+            teachers += _trained(kind.to(device), data, training, seeds)
+        return teachers
 
     def __call__(self, farzi: FarziData, data: RealData, settings: Any) -> dict[str, float]:
         """Sets the labels of a summary. Groups of tokens are those that the first teacher sees
@@ -411,24 +408,46 @@ class Labelling:
             where this process has trained it.
         """
         training = settings.make_teacher_training()
-        training = training if farzi.carried is None else replace(training, count=1)
+        if farzi.carried is not None:
+            training = replace(training, count=1)
         teachers = self.teachers(data, training, settings.seed)
         facts = {} if teachers[0].trained is None else teachers[0].trained.facts("teacher")
         if farzi.carried is not None:
             [teacher] = teachers
-            packing, training = settings.make_packing(), replace(training, kept=self.kept)
+            packing = settings.make_packing()
+            training = replace(training, kept=self.kept)
             packed = packing(farzi, teacher, data, training, settings.storage, settings.seed)
             broadcast(farzi.tensors)
             return facts if packed is None else {**facts, **packed.facts("packing")}
         start = settings.make_start()
         if start.by_teacher:
-            learner, params = teachers[0].learner, teachers[0].params
-            start(farzi, data.dataset, settings.seed, learner.embeddings(params))
+            embeddings = teachers[0].learner.embeddings(teachers[0].params)
+            start(farzi, data.dataset, settings.seed, embeddings)
         label(farzi, teachers)
-        broadcast(
-            farzi.tensors
-        )  # processors that differ would make labels that differ in the last bits
+        # Processors that differ would make labels that differ in the last bits.
+        broadcast(farzi.tensors)
         return facts
+
+
+def _trained(
+    kind: Learner, data: RealData, training: TeacherTraining, seeds: Sequence[int]
+) -> list[Teacher]:
+    """A teacher of one kind for each seed. Processes share the work, and then all have all of them.
+    Only the process that has trained one knows how.
+    """
+    by_this_process: dict[int, Trained] = {}
+
+    def train(number: int) -> Parameters:
+        trained = training.train(kind, data, seeds[number])
+        by_this_process[number] = trained
+        return trained.params
+
+    like = partial(kind.initial_parameters, seeds[0], data.device)
+    of_all_processes = shared(len(seeds), train, like)
+    return [
+        Teacher(kind, params, by_this_process.get(number))
+        for number, params in enumerate(of_all_processes)
+    ]
 
 
 @torch.no_grad()
@@ -449,13 +468,15 @@ def label(farzi: FarziData, teachers: Sequence[Teacher]) -> None:
 
 def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:
     """(μ·ξ, k) and (k, V), whose product is the teacher's logits."""
-    learner, params = teacher.learner, teacher.params
+    learner = teacher.learner
+    params = teacher.params
     if learner.vocab_size != farzi.config.vocab_size:
         raise ValueError(
             f"teacher: it has a vocabulary of {learner.vocab_size} entries, the summary one of"
             f" {farzi.config.vocab_size}; give one with the same"
         )
-    head, states = linear_head(learner), []
+    head = linear_head(learner)
+    states = []
     for first in range(0, farzi.config.num_sequences, _CHUNK):
         inputs = farzi.forms.inputs.batch(farzi.tensors, slice(first, first + _CHUNK))
         states.append(learner.states(params, learner.arguments(params, inputs)).flatten(0, 1))

@@ -65,7 +65,8 @@ def check_fields(settings: Mapping[str, Any], name: str, **sizes: int) -> None:
     Args:
         settings: the `model_type`, and fields of its config.
         name: of the settings, for an error.
-        sizes: fields that are given by the data, with their values. The settings may leave them out.
+        sizes: fields that are given by the data, with their values. The settings may leave them
+            out.
 
     Raises:
         ValueError: the type is unknown, a setting is no field of its config, or a size differs.

@@ -195,9 +195,9 @@ class FarziDataConfig(PreTrainedConfig):
             values["teacher"] = plain_learner(values["teacher"], f"{path}: teacher")
         # Notes of others stay, and are saved and published again; none of them names code.
         notes = {name: x for name, x in values.items() if name not in fields | of_models}
-        known = {name: x for name, x in values.items() if name in fields}
+        settings = {name: x for name, x in values.items() if name in fields}
         try:
-            config = cls(**known, **plain_learner(notes, str(path)))
+            config = cls(**settings, **plain_learner(notes, str(path)))
             _ = config.shapes  # a model can be made of the teacher's config
             return config
         except (ValueError, TypeError, AttributeError) as error:

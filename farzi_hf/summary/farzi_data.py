@@ -16,7 +16,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from datasets import Dataset
@@ -32,7 +32,7 @@ from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.endless import DrawnRows, EndlessRows, RowsDataset
 from farzi_hf.summary.forms import TokenInputs, forms_of
 from farzi_hf.summary.from_teacher import labelled, materialized, summary_of_teacher
-from farzi_hf.summary.inner_settings import inner_optimizer, stock_arguments
+from farzi_hf.summary.inner_settings import inner_optimizer, training_arguments
 from farzi_hf.summary.origins import REAL, Origin
 from farzi_hf.summary.reading import Decoded, check_numbers, hard_rows
 from farzi_hf.summary.soft_tokens import SoftTokens
@@ -50,8 +50,30 @@ from farzi_hf.summary.teacher import CarriedTeacher
 
 logger = logging.getLogger(__name__)
 
-_WRITTEN = 3  # ids that a teacher writes when it is loaded
-_SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
+_WRITTEN = 3
+"""Ids that a teacher writes when a summary is loaded, to see whether it can."""
+_SHOWN_TOKENS = 5
+"""Likeliest tokens of each position in the artefact's tables."""
+
+
+class _ResultsOfTensors(NamedTuple):
+    """What was saved or loaded with a summary, and the tensors to which it belongs."""
+
+    results: Results
+    """Metrics, recipe and plots."""
+    fingerprint: str
+    """Of the tensors. Empty: of none that the summary has had."""
+
+
+class _FileSize(NamedTuple):
+    """The bytes of a summary's tensors in a file that was read."""
+
+    nbytes: int
+    """Of all of them."""
+    storage: str
+    """How they are stored there."""
+    fingerprint: str
+    """Of the tensors."""
 
 
 class FarziData(nn.Module):
@@ -61,9 +83,11 @@ class FarziData(nn.Module):
     attributes under the names that `farzi_hf.summary.forms` lists; by default `latents (μ, ξ, d)`
     and `decoder (d, V)`. Those that are learnt are parameters, the others buffers.
 
-    `processing_class` is the tokenizer (or the list of item names) that gives the V entries their
-    meaning, or `None`: a summary without one can be trained on, it just cannot be read. `tensors`
-    replace random ones; their shapes are those that the config says.
+    Args:
+        config: the sizes and the forms.
+        processing_class: the tokenizer, or the list of item names, that gives the V entries their
+            meaning. A summary without one can be trained on, but not be read.
+        tensors: by name, in place of random ones; their shapes are those that the config says.
 
     ```python
     sizes = {"num_sequences": 400, "sequence_length": 50, "latent_dim": 16, "vocab_size": 2004}
@@ -84,10 +108,8 @@ class FarziData(nn.Module):
         self.forms = forms_of(config)
         self.forms.inputs.register(self, tensors)
         self.forms.labels.register(self, tensors)
-        # With the fingerprint of the tensors that they belong to: the results, and the bytes in a
-        # file with that storage.
-        self._results = (Results(), "")
-        self._stored = (0, "", "")
+        self._saved = _ResultsOfTensors(Results(), "")
+        self._file_size: _FileSize | None = None
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -115,10 +137,11 @@ class FarziData(nn.Module):
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors: the size of the summary as it is stored."""
-        nbytes, *of = self._stored
-        if of == [self.config.storage, self.fingerprint()]:
-            return nbytes
-        return STORAGES[self.config.storage].nbytes(self.tensors)
+        storage = self.config.storage
+        read = self._file_size
+        if read is not None and read.storage == storage and read.fingerprint == self.fingerprint():
+            return read.nbytes
+        return STORAGES[storage].nbytes(self.tensors)
 
     def __repr__(self) -> str:
         config = self.config
@@ -155,9 +178,9 @@ class FarziData(nn.Module):
             )
         return _IncompatibleKeys(missing, unexpected)
 
-    def _apply(self, *args: Any, **how: Any) -> FarziData:
-        """What `to` does."""
-        super()._apply(*args, **how)
+    def _apply(self, *args: Any, **kwargs: Any) -> FarziData:
+        """Changes all tensors, for `to`, `float`, `cuda` and their like."""
+        super()._apply(*args, **kwargs)
         self.forms.labels.moved()
         return self
 
@@ -200,7 +223,8 @@ class FarziData(nn.Module):
         if source is not None:
             indices = torch.cat([source.rows(i, 1) for i in indices.tolist()])
         inputs, labels = self.forms.batch(self.tensors, indices)
-        return (inputs if isinstance(inputs, SoftTokens) else labels).probabilities()
+        tokens = inputs if isinstance(inputs, SoftTokens) else labels
+        return tokens.probabilities()
 
     # -- rows to train on --------------------------------------------------------------------------
 
@@ -271,7 +295,7 @@ class FarziData(nn.Module):
                 `changes`, or `config.inner` holds settings that no inner optimizer accepts.
         """
         stored = None if self.is_endless else self.config.num_sequences
-        return stock_arguments(self.config.inner, stored, str(output_dir), changes)
+        return training_arguments(self.config.inner, stored, str(output_dir), changes)
 
     @property
     def optimizer_cls_and_kwargs(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]] | None:
@@ -316,10 +340,12 @@ class FarziData(nn.Module):
             token with probability 1. With labels of its own, a position also has `label_tokens`,
             `label_probabilities` and `label_entropy`: what a student should predict after it.
         """
-        return self.decoded(self.tensors, self.vocabulary, check_size("top_k", top_k, 1))[:]
+        check_size("top_k", top_k, 1)
+        rows = self.decoded(self.tensors, self.vocabulary, top_k)
+        return rows[:]
 
     def decoded(self, tensors: Mapping[str, Tensor], vocabulary: Vocabulary, top_k: int) -> Decoded:
-        """The same, made when it is read.
+        """As `decode`, but each row is made when it is read.
 
         Args:
             tensors: of the summary, or what is left of them after rounding.
@@ -400,13 +426,13 @@ class FarziData(nn.Module):
         return summary_of_teacher(
             cls,
             teacher,
-            inputs,
-            sequence_length,
-            frequencies,
-            storage,
-            tokenizer,
-            num_sequences,
-            seed,
+            inputs=inputs,
+            sequence_length=sequence_length,
+            frequencies=frequencies,
+            storage=storage,
+            tokenizer=tokenizer,
+            num_sequences=num_sequences,
+            seed=seed,
         )
 
     def materialize(
@@ -426,7 +452,7 @@ class FarziData(nn.Module):
                 the teacher does not read ξ ids.
         """
         fixed = materialized(self, num_sequences, sequence_length, label_dim)
-        fixed._results = (self._results[0], "")
+        fixed._saved = self._saved._replace(fingerprint="")
         return fixed
 
     def with_inputs(self, inputs: str) -> FarziData:
@@ -438,7 +464,7 @@ class FarziData(nn.Module):
         """
         config = self.config.with_inputs(inputs)
         summary = type(self)(config, self.processing_class, self.tensors)
-        summary._results = self._results
+        summary._saved = self._saved
         return summary
 
     def with_rows(self, ids: Tensor) -> FarziData:
@@ -505,11 +531,12 @@ class FarziData(nn.Module):
             ValueError: there is no such way, or numbers that are not float32 are to be rounded.
         """
         results = self.results
-        kept = STORAGES[check_choice("storage", storage, STORAGES)].rounded(self.tensors)
+        check_choice("storage", storage, STORAGES)
+        rounded = STORAGES[storage].rounded(self.tensors)
         for name, tensor in self.tensors.items():
-            tensor.copy_(kept[name])
+            tensor.copy_(rounded[name])
         self.config.storage = storage
-        self._results = (results, self.fingerprint())
+        self._keep(results)
 
     def contents(self) -> Contents:
         """The parts that the artefact is written from, with numbers as whoever loads it will find
@@ -558,7 +585,7 @@ class FarziData(nn.Module):
         """
         results = self._complete(processing_class, metrics, recipe, plots)
         write_artefact(self.contents(), Path(folder), results, show_rows)
-        self._results = (results, self.fingerprint())
+        self._keep(results)
 
     def _complete(
         self,
@@ -575,11 +602,11 @@ class FarziData(nn.Module):
         self.config.adopt_vocabulary(self.vocabulary, "processing_class")
         remedy = "it is not worth saving, go back to a good checkpoint"
         check_numbers(self.forms, self.tensors, remedy)
-        last = self.results
+        earlier = self.results
         return Results(
-            metrics=publishable(last.metrics if metrics is None else metrics),
-            recipe=publishable(last.recipe if recipe is None else recipe),
-            plots=last.plots if plots is None else read_plots(plots),
+            metrics=publishable(earlier.metrics if metrics is None else metrics),
+            recipe=publishable(earlier.recipe if recipe is None else recipe),
+            plots=earlier.plots if plots is None else read_plots(plots),
         )
 
     @classmethod
@@ -634,10 +661,10 @@ class FarziData(nn.Module):
             ) from error
         config.adopt_vocabulary(farzi.vocabulary, "folder_or_repo")
         fingerprint = farzi.fingerprint()
-        farzi._results = (load_results(artefact), fingerprint)
+        farzi._saved = _ResultsOfTensors(load_results(artefact), fingerprint)
         # To pack them again, only to count their bytes, takes longer than the load.
         nbytes = sum(x.nbytes for x in stored.values())
-        farzi._stored = (nbytes, config.storage, fingerprint)
+        farzi._file_size = _FileSize(nbytes, config.storage, fingerprint)
         return farzi
 
     def _check_teacher(self, budget: Budget, source: str) -> None:
@@ -651,7 +678,8 @@ class FarziData(nn.Module):
             if rows is None:
                 ids = self.forms.inputs.batch(self.tensors, slice(0, 1))
             else:
-                # A whole row of a teacher that writes would take it ξ calls.
+                # A teacher that writes has to write a little. A whole row would take it ξ calls, so
+                # the row that it labels is drawn.
                 rows.beginning(1, min(_WRITTEN, length))
                 ids = DrawnRows(rows.frequencies, length, 0).beginning(1, length)
         except Exception as error:  # each architecture fails in its own way
@@ -703,7 +731,7 @@ class FarziData(nn.Module):
         results = self._complete(**artefact)
         published = results.published()
         write_artefact(self.contents(), folder, published, show_rows)
-        self._results = (results, self.fingerprint())
+        self._keep(results)
         return published
 
     @property
@@ -711,10 +739,15 @@ class FarziData(nn.Module):
         """The metrics, recipe and plots of the last save or load; of tensors that have changed
         since, what is known of their data alone.
         """
-        results, fingerprint = self._results
-        if fingerprint == self.fingerprint():
-            return results
-        return Results({name: x for name, x in results.metrics.items() if name in OF_THE_DATA})
+        saved = self._saved
+        if saved.fingerprint == self.fingerprint():
+            return saved.results
+        metrics = saved.results.metrics
+        return Results({name: x for name, x in metrics.items() if name in OF_THE_DATA})
+
+    def _keep(self, results: Results) -> None:
+        """Notes the results of the present tensors."""
+        self._saved = _ResultsOfTensors(results, self.fingerprint())
 
     def fingerprint(self) -> str:
         """A hash of all tensors: two summaries with equal fingerprints teach a student the same."""

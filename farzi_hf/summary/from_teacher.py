@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 def summary_of_teacher(
     kind: type[FarziData],
     teacher: PreTrainedModel,
+    *,
     inputs: str,
     sequence_length: int,
     frequencies: Tensor | Sequence[float] | None,

@@ -100,7 +100,7 @@ def inner_optimizer(inner: Mapping[str, Any] | None) -> InnerOptimizer:
         raise ValueError(f"config.inner={dict(inner)!r} is no {name}: {error}") from None
 
 
-def stock_arguments(
+def training_arguments(
     inner: Mapping[str, Any] | None,
     num_sequences: int | None,
     output_dir: str,

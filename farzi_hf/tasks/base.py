@@ -142,15 +142,11 @@ class Task(ABC):
     def row(self, method: str, students: Statistics, nbytes: int) -> Row:
         """Metrics of the students of all seeds: mean, spread and intervals."""
         results = [self.metrics(np.asarray(student)) for seed in students for student in seed]
+        metrics = mean_and_spread(results) if len(results) > 1 else results[0]
         intervals = {
             f"{name}_interval": list(edges) for name, edges in self.intervals(students).items()
         }
-        return {
-            "method": method,
-            **(mean_and_spread(results) if len(results) > 1 else results[0]),
-            **intervals,
-            "bytes": nbytes,
-        }
+        return {"method": method, **metrics, **intervals, "bytes": nbytes}
 
     @abstractmethod
     def intervals(self, students: Statistics) -> dict[str, tuple[float, float]]:
@@ -161,9 +157,10 @@ class Task(ABC):
         diverged.
         """
         value = self.metrics(statistics)[self.metric]
-        return (
-            math.inf if math.isnan(value) else -value if self.percent else value
-        )  # the larger a share is, the better
+        if math.isnan(value):
+            return math.inf
+        # The larger a share is, the better.
+        return -value if self.percent else value
 
     @abstractmethod
     def counting(
@@ -261,13 +258,16 @@ class Task(ABC):
         if math.isnan(share):
             return share, (share, share)
 
-        def or_else(unknown: float) -> Callable[[np.ndarray], float]:
-            return lambda resample: unknown if math.isnan(value := quotient(resample)) else value
+        def quotient_or(unknown: float) -> Callable[[np.ndarray], float]:
+            def of_resample(resample: np.ndarray) -> float:
+                value = quotient(resample)
+                return unknown if math.isnan(value) else value
 
-        return share, (
-            bootstrap_interval(rows, or_else(0.0))[0],
-            bootstrap_interval(rows, or_else(math.inf))[1],
-        )
+            return of_resample
+
+        low, _ = bootstrap_interval(rows, quotient_or(0.0))
+        _, high = bootstrap_interval(rows, quotient_or(math.inf))
+        return share, (low, high)
 
 
 def shown_name(row: Row) -> str:
@@ -303,9 +303,8 @@ def mean_and_spread(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     for name in results[0]:
         values = [result[name] for result in results]
         row[name] = float(np.mean(values))
-        with np.errstate(
-            invalid="ignore"
-        ):  # a student that diverged has infinite perplexity; the spread is then NaN
+        # A student that diverged has infinite perplexity; the spread is then NaN.
+        with np.errstate(invalid="ignore"):
             row[f"{name}_std"] = float(np.std(values, ddof=min(1, len(values) - 1)))
     return row
 
@@ -333,8 +332,8 @@ def bootstrap_interval(
         statistic(values[generator.integers(len(values), size=len(values))])
         for _ in range(resamples)
     ]
-    method = (
-        "linear" if np.isfinite(resampled).all() else "inverted_cdf"
-    )  # between infinite ones there is nothing
-    low, high = np.quantile(resampled, [(1 - confidence) / 2, (1 + confidence) / 2], method=method)
+    edges = [(1 - confidence) / 2, (1 + confidence) / 2]
+    # Between two infinite numbers there is nothing.
+    method = "linear" if np.isfinite(resampled).all() else "inverted_cdf"
+    low, high = np.quantile(resampled, edges, method=method)
     return float(low), float(high)

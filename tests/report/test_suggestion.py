@@ -692,7 +692,7 @@ def test_rows_that_take_long_to_write_are_not_tried(text, tmp_path):
 
 def test_a_stage_has_its_share_and_less_where_the_search_is_late(text, tmp_path):
     found = search(text, tmp_path)
-    shares = suggestion._SHARES
+    shares = found.shares
     assert found.seconds_of_stage("teacher") == pytest.approx(60 * shares["teacher"], abs=1)
     found.trials.append(Trial("late", seconds=30.0))
     left = 30 - 60 * suggestion._AT_LEAST * (1 - shares["learners"] - shares["teacher"])
@@ -726,8 +726,8 @@ def test_a_search_stops_where_counting_will_win(behind, slope, stopped, wins, te
     assert "farzi count DATA" in str(said)
     assert ("learns no more" in str(said)) == stopped
     if not stopped:  # 6 s · e⁵ for the teacher alone
-        assert said.minutes == pytest.approx(6 * np.exp(5) / 0.3 / 60, rel=0.01)
-        assert "--minutes 50 would be enough" in str(said)
+        assert said.minutes == pytest.approx(6 * np.exp(5) / 0.49 / 60, rel=0.01)
+        assert "--minutes 35 would be enough" in str(said)
 
 
 def test_a_search_that_counting_wins_leaves_no_choice(text, tmp_path, monkeypatch):
