@@ -279,9 +279,9 @@ def _lines(
     if facts["distillation_seconds"] is not None:
         even = facts["break_even"]
         pays = (
-            f"pays from training {even:,} on"
+            f"breaks even after {even:,} {_trainings(even)}"
             if even is not None
-            else "never pays by the time of trainings alone"
+            else "never breaks even by the time of trainings alone"
         )
         lines.append(f"making it took {_seconds(facts['distillation_seconds'])}, which {pays}")
     if (counted := alternatives.counted) is not None:
@@ -311,6 +311,10 @@ def _seconds(seconds: float) -> str:
     if seconds < 10:
         return f"{seconds:.1f} s"
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+def _trainings(number: int) -> str:
+    return "training" if number == 1 else "trainings"
 
 
 def _size(nbytes: int) -> str:
