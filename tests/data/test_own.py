@@ -38,8 +38,8 @@ from farzi_hf.data import (
 )
 from farzi_hf.data import own as module
 from farzi_hf.data.files import files_of, split_named, stream_of
-from farzi_hf.report.trial_folder import KEPT
 from farzi_hf.report.tables import save_json
+from farzi_hf.report.trial_folder import KEPT
 from farzi_hf.summary.store.folder import TENSORS
 
 SENTENCES = [f"the {i} cat sat on mat number {i % 7}" for i in range(300)]
