@@ -20,6 +20,7 @@ from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.data import flatten_sequences
 from farzi_hf.metrics import rank_metrics
 from farzi_hf.report import BASELINES, Measured, RunSettings, comparison, pooled_row
+from farzi_hf.report.rows import stopped_early
 from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER
 from farzi_hf.tasks import Recommendation
 
@@ -75,6 +76,25 @@ def test_text_students_are_measured_as_the_trainer_does_and_subsets_have_their_s
     )
     assert after < 0.8 * before
     assert after != another
+
+
+def test_a_training_that_stops_early_has_the_steps_with_the_least_validation_error():
+    validated = []
+
+    def error_of(steps):
+        validated.append(steps)
+        return abs(steps - 9)
+
+    c = SimpleNamespace(
+        steps=32,
+        seeds=[7],
+        real_student=lambda subset, steps, seed: steps,
+        validation_error=error_of,
+        trained_on_real=lambda method, draw, steps: (method, draw(1), steps),
+    )
+    measured = stopped_early(c, "early", lambda seed: f"rows of {seed}")
+    assert measured == ("early", "rows of 1", 8)
+    assert validated == [1, 2, 4, 8, 16, 32]
 
 
 @pytest.mark.parametrize("storage", ["exact", "int5"])
