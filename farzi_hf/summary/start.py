@@ -18,7 +18,7 @@ family; and SimKD's reused head (arXiv 2203.14001).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,12 @@ def start(teacher: PreTrainedModel, model: PreTrainedModel) -> list[str]:
     Raises:
         ValueError: the model has another vocabulary.
     """
-    values = start_values(teacher, model)
+    return set_values(model, start_values(teacher, model))
+
+
+@torch.no_grad()
+def set_values(model: PreTrainedModel, values: Mapping[str, Tensor]) -> list[str]:
+    """Sets the values into the parameters of these names, in place; returns the names."""
     parameters = dict(model.named_parameters())
     for name, value in values.items():
         parameters[name].copy_(value)
@@ -98,6 +103,11 @@ def start_values(teacher: PreTrainedModel, model: PreTrainedModel) -> dict[str, 
             count = min(len(table), len(positions))
             values[name] = table.detach().float().cpu().clone()
             values[name][:count] = maps.inputs(positions[:count]) / student.behind_embedding
+    for name, value in values.items():
+        if not torch.isfinite(value).all():
+            raise ValueError(
+                f"the carried teacher makes numbers for {name} that are not finite; begin at random"
+            )
     parameters = dict(model.named_parameters())
     return {name: value.to(parameters[name]) for name, value in values.items()}
 
@@ -354,7 +364,20 @@ def _map(table: Tensor, width: int) -> Callable[[Tensor], Tensor]:
         return lambda rows: rows
     if width > own:
         return lambda rows: nn.functional.pad(rows, (0, width - own))
-    # The singular vectors of a table (V, e) are the eigenvectors of its (e, e) square.
-    _, vectors = torch.linalg.eigh(table.double().T @ table.double())
-    leading = vectors[:, -width:].to(table.dtype)
+    leading = _leading_vectors(table, width)
     return lambda rows: rows @ leading.to(rows)
+
+
+def _leading_vectors(table: Tensor, width: int) -> Tensor:
+    """The right singular vectors of a table (n, e) with the largest values, (e, width); zeros where
+    it has fewer.
+    """
+    table = table.double()
+    if len(table) < table.shape[1]:  # a square of (e, e) may be far larger than the table
+        _, _, vectors = torch.linalg.svd(table, full_matrices=False)
+        leading = vectors[:width].T.flip(1)
+        missing = width - leading.shape[1]
+        return nn.functional.pad(leading, (missing, 0))
+    # The singular vectors of a table are the eigenvectors of its square.
+    _, vectors = torch.linalg.eigh(table.T @ table)
+    return vectors[:, -width:]
