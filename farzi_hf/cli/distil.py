@@ -30,12 +30,13 @@ from farzi_hf.distillation.rows import check_rows, run_check
 from farzi_hf.distillation.run import locked
 from farzi_hf.distillation.trainer import FarziTrainer
 from farzi_hf.report import BASELINES, Comparison, Measured, RunSettings, TaskData, pooled_rows
+from farzi_hf.report.full_data import FULL, LONG
 from farzi_hf.report.plots import plot_comparison, plot_distillation, plot_tokens
 from farzi_hf.report.rendering import cost, distillation_seconds, environment, provenance, ratios
 from farzi_hf.report.rows import carrier_of, on_summary, under_stock_trainer
 from farzi_hf.report.tables import listed, markdown, save_csv, save_text
 from farzi_hf.report.trials import Suggestion
-from farzi_hf.report.verdict import FULL, LONG, Verdict, first_rows
+from farzi_hf.report.verdict import Verdict, first_rows
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.tasks import Row
@@ -273,7 +274,8 @@ class Run:
         if not self.whole:
             teacher = None if self.chosen is None else self.chosen.long_row(self.comparison)
             return first_rows(self.comparison, "".join(self._name), teacher)
-        return [*self.students(before), *self.baselines()]
+        students = self.students(before)
+        return [*students, *self.baselines(students[0])]
 
     @property
     def _name(self) -> tuple[str, str]:
@@ -308,12 +310,13 @@ class Run:
             start=self.trainer.training.student_start.word,
         )
 
-    def baselines(self) -> list[Measured]:
-        """Rows to compare the summary with, as far as they mean something for it, and rows of count
-        models.
+    def baselines(self, ours: Measured) -> list[Measured]:
+        """Rows to compare the summary's students with, as far as they mean something for it, and
+        rows of count models.
         """
-        baselines = [BASELINES[name](self.comparison) for name in self.data.settings.baselines]
-        return [*filter(None, baselines), *self.comparison.counted()]
+        names = self.data.settings.baselines
+        rows = [BASELINES[name](self.comparison, ours) for name in names]
+        return [*(row for row in rows if row is not None), *self.comparison.counted()]
 
     def finish(self, measured: Sequence[Measured]) -> dict[str, Any]:
         """Saves the artefact again, with its results and figures, and returns what

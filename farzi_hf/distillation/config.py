@@ -309,6 +309,16 @@ class FarziConfig(ConfigFields):
             start = self.settings[start].metadata["table"][getattr(self, start)]
         return made(start, self)
 
+    def with_fields(self, **values: Any) -> FarziConfig:
+        """A copy in which these fields have other values, which are checked as at the beginning.
+        (`dataclasses.replace` would prepare the fields of `TrainingArguments` once more.)
+        """
+        other = copy.copy(self)
+        for name, value in values.items():
+            setattr(other, name, value)
+        other.check()
+        return other
+
     def make_teacher_training(self) -> TeacherTraining:
         """How a teacher of labels is trained."""
         optimizer = TEACHER_OPTIMIZERS[self.teacher_optimizer](

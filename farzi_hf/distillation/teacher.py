@@ -55,11 +55,14 @@ class Trained:
         params: θ.
         steps: that led there.
         validation: the loss on held-out rows, in nats per token; None where there are none.
+        still_learning: whether the loss on held-out rows still fell when the steps were over, so
+            that more steps would have given a better model; None where nobody knows.
     """
 
     params: Parameters
     steps: int
     validation: float | None
+    still_learning: bool | None = None
 
     def facts(self, name: str) -> dict[str, float]:
         """For log and card; `name` begins their keys."""
@@ -94,11 +97,19 @@ class Progress:
     """The same, of the steps before the rate fell."""
     error: float = math.inf
     """The last loss on held-out rows."""
+    has_stopped: bool = False
+    """Whether the loss fell no more, so that the training went back to its best state."""
     seconds: float = 0.0
     """That it has taken."""
 
+    def go_on(self) -> None:
+        """The rate stays for as many steps again."""
+        self.held *= 2
+        self.steps *= 2
+
     def go_back(self, step: int) -> None:
         """To the best state: the rate falls from there, in as many steps as it took."""
+        self.has_stopped = True
         self.step = step
         self.held = step
         self.steps = 2 * step
@@ -125,6 +136,9 @@ class TeacherTraining:
         steps: of the whole training, if it does not stop early.
         batch_size: real sequences per step.
         count: the number of teachers.
+        dropout: whether the learner's own dropout is on.
+        longer: while the loss on held-out rows still falls at the end of the steps at a constant
+            rate, they are doubled, up to so many times as many steps.
         kept: a file with the state of the training of the one teacher, from which it goes on;
             written at each evaluation.
     """
@@ -133,6 +147,8 @@ class TeacherTraining:
     steps: int
     batch_size: int
     count: int = 1
+    dropout: bool = True
+    longer: int = 1
     kept: Path | None = None
 
     @dataclass(frozen=True)
@@ -156,7 +172,12 @@ class TeacherTraining:
         FloatingPointError if the training diverged.
         """
         loss = real_loss(
-            learner, data, self.batch_size, self.steps, derive(seed, Purpose.TEACHER_MINIBATCHES)
+            learner,
+            data,
+            self.batch_size,
+            self.steps * self.longer,
+            derive(seed, Purpose.TEACHER_MINIBATCHES),
+            self.dropout,
         )
         start = learner.initial_parameters(derive(seed, Purpose.TEACHER), data.device)
         # As students and the stock Trainer have it.
@@ -217,6 +238,9 @@ class TeacherTraining:
                     state = best
                     progress.go_back(best.step)
                     bar.total = bar.n + progress.step
+                if self._goes_on(progress):
+                    progress.go_on()
+                    bar.total = progress.steps
                 if progress.step <= progress.held:
                     progress.before = progress.lowest
                 lowest = f"{progress.lowest:.3f}"
@@ -226,15 +250,22 @@ class TeacherTraining:
                     self._keep(state, best, progress)
         if best is None:
             return Trained(state.params, progress.step, None)
+        still_learning = not progress.has_stopped
         has_risen = progress.error - progress.lowest
         if has_risen <= _NOISE * (progress.before - progress.lowest):  # the last one
-            return Trained(state.params, state.step, progress.error)
-        return Trained(best.params, best.step, progress.lowest)
+            return Trained(state.params, state.step, progress.error, still_learning)
+        return Trained(best.params, best.step, progress.lowest, still_learning)
 
     def _has_stopped(self, progress: Progress, best: TrainingState) -> bool:
         """Whether the loss does not fall any more while the rate stays."""
         waited = progress.step - best.step
         return progress.step < progress.held and waited >= _PATIENCE * self._between
+
+    def _goes_on(self, progress: Progress) -> bool:
+        """Whether the rate is about to fall while the loss still does, and more steps are allowed."""
+        is_about_to_fall = progress.step <= progress.held < progress.step + self._between
+        is_allowed = 2 * progress.steps <= self.longer * self.steps
+        return is_about_to_fall and is_allowed and not progress.has_stopped
 
     def _keep(self, state: TrainingState, best: TrainingState, progress: Progress) -> None:
         numbers = torch.tensor([best.step, *astuple(progress)], dtype=torch.float64)
@@ -245,8 +276,9 @@ class TeacherTraining:
         """What `_keep` has written: the state, the best one so far, and how far the training is."""
         try:
             tensors, _ = load_tensors(self.kept)
-            best_step, step, steps, held, *others = tensors["numbers"].tolist()
-            progress = Progress(int(step), int(steps), int(held), *others)
+            best_step, *numbers = tensors["numbers"].tolist()
+            kinds = [type(value) for value in astuple(Progress(0, 0, 0))]
+            progress = Progress(*(kind(x) for kind, x in zip(kinds, numbers, strict=True)))
             now = TrainingState.of_tensors("now", tensors, start, self.optimizer, progress.step)
             best = TrainingState.of_tensors("best", tensors, start, self.optimizer, int(best_step))
             return now, best, progress

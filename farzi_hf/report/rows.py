@@ -2,7 +2,6 @@
 to compare with.
 """
 
-import copy
 import os
 import tempfile
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from transformers import (
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import FarziTrainer, SyntheticTraining
 from farzi_hf.report.comparison import Comparison, Measured, Student
+from farzi_hf.report.full_data import FULL, LONG, FullData
 from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
 from farzi_hf.summary.forms import TeacherLabels
 from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER
@@ -47,10 +47,11 @@ def carrier_of(trainer: FarziTrainer) -> FarziData:
     settings of that form and no outer step.
     """
     learner = trainer.learner
-    args = copy.copy(trainer.args)
-    args.labels = TeacherLabels.name
-    args.inputs = TeacherLabels.defaults["inputs"]
-    args.storage = TeacherLabels.defaults["storage"]
+    args = trainer.args.with_fields(
+        labels=TeacherLabels.name,
+        inputs=TeacherLabels.defaults["inputs"],
+        storage=TeacherLabels.defaults["storage"],
+    )
     config = args.summary_config(
         learner.vocab_size, teacher=plain_config(trainer.labelling.model.config)
     )
@@ -147,7 +148,7 @@ def prediction_of(model: PreTrainedModel) -> Student:
 
 
 def full_long(c: Comparison) -> Measured:
-    """Students on all data, which stop early as teachers do."""
+    """Students on all data in the comparison's own way, which stop early as teachers do."""
     taken: list[int] = []
 
     def train(seed: int) -> Student:
@@ -155,10 +156,8 @@ def full_long(c: Comparison) -> Measured:
         taken.append(steps)
         return student
 
-    found = c.trained(
-        "full data, long", train, c.seeds, c.nbytes(c.splits["train"]), c.long_training.steps
-    )
-    return replace(found, steps=round(np.mean(taken)))
+    row = c.trained(LONG, train, c.seeds, c.nbytes(c.splits["train"]), c.long_training.steps)
+    return replace(row, steps=round(np.mean(taken)))
 
 
 def stopped_early(c: Comparison, method: str, draw: Callable[[int], Dataset]) -> Measured:
@@ -170,22 +169,33 @@ def stopped_early(c: Comparison, method: str, draw: Callable[[int], Dataset]) ->
     return c.trained_on_real(method, draw, min(sorted(candidates), key=error))
 
 
-def of_stored_rows(
-    measure: Callable[[Comparison], Measured],
-) -> Callable[[Comparison], Measured | None]:
+Baseline = Callable[[Comparison, Measured], Measured | None]
+"""Makes a row to compare a summary with, of a comparison and of the row of the summary's students.
+None: the row means nothing for this summary.
+"""
+
+
+def of_data(measure: Callable[[Comparison], Measured | None]) -> Baseline:
+    """A row that does not depend on the students of the summary."""
+    return lambda c, ours: measure(c)
+
+
+def of_stored_rows(measure: Callable[[Comparison], Measured]) -> Baseline:
     """A row with as many sequences or positions as the summary has: None where it makes as many as
     a training asks for.
     """
-    return lambda c: None if c.farzi.is_endless else measure(c)
+    return lambda c, ours: None if c.farzi.is_endless else measure(c)
 
 
-BASELINES: dict[str, Callable[[Comparison], Measured | None]] = {
+BASELINES: dict[str, Baseline] = {
     # what it takes no outer step to make
-    "packed_teacher": packed_teacher,
-    "teacher": teacher,
-    # all data: for as many steps as on the summary, and for as long as helps
-    "full": lambda c: c.trained_on_real("full data", c.all_sequences, c.steps),
-    "full_long": full_long,
+    "packed_teacher": of_data(packed_teacher),
+    "teacher": of_data(teacher),
+    # all data: for as many steps as on the summary, for as many seconds, and as long as helps; for
+    # the last two, trials choose the way
+    "full": of_data(lambda c: c.trained_on_real(FULL, c.all_sequences, c.steps)),
+    "full_same_seconds": lambda c, ours: FullData(c).same_seconds(ours.seconds),
+    "full_long": lambda c, ours: FullData(c).long(ours.seconds),
     # random sequences: μ of them, and with the bytes of the summary. T steps on so few may overfit,
     # so some stop early.
     "random": of_stored_rows(
@@ -194,14 +204,14 @@ BASELINES: dict[str, Callable[[Comparison], Measured | None]] = {
     "random_early_stop": of_stored_rows(
         lambda c: stopped_early(c, "random, stopped early", c.draw_sequences)
     ),
-    "random_bytes": lambda c: c.trained_on_real("random, same bytes", c.draw_bytes, c.steps),
-    "random_bytes_early_stop": lambda c: stopped_early(
-        c, "random, same bytes, stopped early", c.draw_bytes
+    "random_bytes": of_data(
+        lambda c: c.trained_on_real("random, same bytes", c.draw_bytes, c.steps)
+    ),
+    "random_bytes_early_stop": of_data(
+        lambda c: stopped_early(c, "random, same bytes, stopped early", c.draw_bytes)
     ),
     "head": of_stored_rows(
         lambda c: c.trained_on_real("head (longest)", c.longest_sequences, c.steps)
     ),
 }
-"""Rows to compare a summary with, by the names that the setting `baselines` takes. None: the row
-means nothing for this summary.
-"""
+"""Rows to compare a summary with, by the names that the setting `baselines` takes."""

@@ -235,6 +235,11 @@ class Task(ABC):
         )
 
 
+def shown_name(row: Row) -> str:
+    """The first column of every table."""
+    return f"{row['method']} (still learning)" if row.get("still_learning") else row["method"]
+
+
 def count_cells(row: Row) -> dict[str, str]:
     """The last columns of every table."""
     return {

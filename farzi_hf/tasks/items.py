@@ -43,6 +43,7 @@ from farzi_hf.tasks.base import (
     Task,
     bootstrap_interval,
     count_cells,
+    shown_name,
 )
 from farzi_hf.tasks.counted_items import SequenceRules
 from farzi_hf.tasks.ranks import candidates, rank_statistics
@@ -417,7 +418,7 @@ class Recommendation(Task):
             return f"{100 * row[name]:.1f}{spread}{interval}"
 
         shown = {title: percent(name) for name, title in self.shown.items()}
-        return {"trained on": row["method"], **shown, **count_cells(row)}
+        return {"trained on": shown_name(row), **shown, **count_cells(row)}
 
     def paired(self, ours: Statistics, theirs: Statistics, metric: str) -> Paired:
         """The quotient is our mean of the metric, one of `shown`, divided by theirs, over the users

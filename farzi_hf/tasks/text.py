@@ -33,6 +33,7 @@ from farzi_hf.tasks.base import (
     Task,
     bootstrap_interval,
     count_cells,
+    shown_name,
 )
 from farzi_hf.tasks.counted_text import KneserNey
 
@@ -473,7 +474,7 @@ class LanguageModeling(Task):
             return " ± ".join(number(value, values[0]) for value in values)
 
         return {
-            "trained on": row["method"],
+            "trained on": shown_name(row),
             "perplexity": spread("perplexity"),
             "95 % interval": " – ".join(number(edge, edge) for edge in row["perplexity_interval"]),
             "sentence perplexity": spread("sentence_perplexity"),
