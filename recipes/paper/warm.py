@@ -387,6 +387,19 @@ def with_silent_layers(farzi: FarziData, model: PreTrainedModel, seed: int) -> V
     return found
 
 
+def with_repeated_layers(farzi: FarziData, model: PreTrainedModel, seed: int) -> Values:
+    """The same, and the layers that the teacher does not have are its last one again."""
+    theirs = dict(farzi.teacher.named_parameters())
+    last = max(int(found[1]) for name in theirs if (found := _LAYER.search(name)))
+    found = with_layers(farzi, model, seed)
+    for name, x in model.named_parameters():
+        place = _LAYER.search(name)
+        if place and name not in theirs:
+            start, end = place.span(1)
+            found[name] = theirs[f"{name[:start]}{last}{name[end:]}"].detach().clone()
+    return found
+
+
 def part_of(kept_name: str) -> Callable[..., Values]:
     """One of the two tables alone: "inputs" or "head"."""
 
@@ -409,6 +422,7 @@ STARTS: dict[str, Callable[[FarziData, PreTrainedModel, int], Values]] = {
     "repeated": wider(repeated),
     "with layers": with_layers,
     "with layers, others silent": with_silent_layers,
+    "with layers, others repeated": with_repeated_layers,
 }
 """What a start sets in a new model; the rest is as the model has drawn it. "real data" is none of
 them: students on real data begin at random.
@@ -475,6 +489,9 @@ def wider_students() -> Iterator[Cell]:
         yield Cell("GPT-2 128", start, steps=300)
 
 
+WITH_LAYERS = ("with layers", "with layers, others silent", "with layers, others repeated")
+
+
 def pieces() -> Iterator[Cell]:
     """What else is in the carrier."""
     for student in ("Llama 64", "RNN 64"):
@@ -483,7 +500,7 @@ def pieces() -> Iterator[Cell]:
         for weight in (0.3, 1.0, 3.0):
             yield Cell(student, matched=weight)
     deeper = "GPT-2 64, two layers"
-    for start in ("random", "warm", "with layers", "with layers, others silent"):
+    for start in ("random", "warm", *WITH_LAYERS):
         yield Cell(deeper, start)
 
 
