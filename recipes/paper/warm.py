@@ -392,7 +392,7 @@ def with_repeated_layers(farzi: FarziData, model: PreTrainedModel, seed: int) ->
     theirs = dict(farzi.teacher.named_parameters())
     last = max(int(found[1]) for name in theirs if (found := _LAYER.search(name)))
     found = with_layers(farzi, model, seed)
-    for name, x in model.named_parameters():
+    for name, _ in model.named_parameters():
         place = _LAYER.search(name)
         if place and name not in theirs:
             start, end = place.span(1)
