@@ -504,15 +504,27 @@ def pieces() -> Iterator[Cell]:
         yield Cell(deeper, start)
 
 
+RATES = ((40, 0.0075), (40, 0.015), (40, 0.03), (10, 0.0075), (10, 0.015))
+"""Rows of a step and the rate."""
+
+
 def rates() -> Iterator[Cell]:
-    """Rates, rows and schedules of a warm student."""
-    for inputs, steps in product(("drawn", "written"), (100, 300)):
-        for rows, rate in ((40, 0.0075), (40, 0.015), (40, 0.03), (10, 0.0075), (10, 0.015)):
-            yield Cell("Llama 64", "warm", inputs, steps, rows, rate)
+    """Rates, rows and schedules of a warm student, and of one that begins at random."""
+    for inputs, (rows, rate) in product(("drawn", "written"), RATES):
+        yield Cell("Llama 64", "warm", inputs, 100, rows, rate)
     for schedule in ("linear", "cosine"):
         yield Cell("Llama 64", "warm", "written", 100, 40, 0.015, schedule)
-    yield Cell("Llama 64", "warm", "written", 30)
-    yield Cell("Llama 64", "warm", "written", 1000, 10, 0.0075)
+    for rate in (0.015, 0.03):
+        yield Cell("Llama 64", "random", "written", 100, 40, rate)
+
+
+def lengths() -> Iterator[Cell]:
+    """The same for longer and shorter trainings."""
+    yield Cell("Llama 64", "warm", "written", 30, 40, 0.015)
+    for inputs, (rows, rate) in product(("written", "drawn"), RATES):
+        yield Cell("Llama 64", "warm", inputs, 300, rows, rate)
+    for rate in (0.0075, 0.015):
+        yield Cell("Llama 64", "warm", "written", 1000, 10, rate)
 
 
 def text_students() -> Iterator[Cell]:
@@ -558,6 +570,7 @@ PARTS: dict[type, dict[str, list[Cell]]] = {
         "wider": list(wider_students()),
         "pieces": list(pieces()),
         "rates": list(rates()),
+        "lengths": list(lengths()),
         "students": list(text_students()),
         "full": list(text_full()),
     },
