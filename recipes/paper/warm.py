@@ -34,7 +34,7 @@ from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.report import Comparison, Measured, TaskData, markdown, save_csv, save_json, save_text
 from farzi_hf.report.comparison import pooled_row
 from farzi_hf.report.rendering import commit_of
-from farzi_hf.summary.start import start_values, tables_of
+from farzi_hf.summary.start import maps_between, start_values, tables_of
 from farzi_hf.tasks import LanguageModeling, Recommendation
 
 VALIDATION = 1024
@@ -462,18 +462,20 @@ class MatchedTraining(SyntheticTraining):
 def matched(
     training: SyntheticTraining, farzi: FarziData, learner: Learner, cell: Cell
 ) -> MatchedTraining:
-    """The training with the states of a teacher of the student's width matched."""
+    """The training with the states of a GPT-2 matched, in the student's width."""
     tables = tables_of(farzi.teacher)
+    width = learner.model.get_input_embeddings().weight.shape[1]
+    to_width = maps_between(tables, (width, width)).head
     weight = farzi.teacher.get_output_embeddings().weight.detach().float()
     used = weight.square().sum(0) > 0
     gain = torch.where(used, (tables.head * weight).sum(0) / weight.square().sum(0), 1.0)
     shift = dict(farzi.teacher.named_parameters())["transformer.ln_f.bias"].detach()
     values = {name: getattr(training, name) for name in training.__dataclass_fields__}
-    width = len(gain)
+    own = len(gain)
     return MatchedTraining(
         **values,
         weight=cell.matched,
-        wanted=lambda states: (states[..., :width] - shift) / gain,
+        wanted=lambda states: to_width((states[..., :own] - shift) / gain),
     )
 
 
