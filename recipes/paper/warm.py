@@ -95,18 +95,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.part not in PARTS[data.task_class]:
             names = ", ".join(PARTS[data.task_class])
             raise ValueError(f"--part {args.part!r} is unknown: choose one of {names}")
-        folder = Path(args.card_dir or CARDS / f"{data.settings.dataset.split('.')[0]}_warm")
+        cards = Path(args.card_dir or CARDS / f"{data.settings.dataset.split('.')[0]}_warm")
         name = f"{args.part}_test" if args.test else args.part
-        check_outputs(folder, (f"{name}.md", f"{name}.csv", f"{name}.json"))
-    bench = Bench(farzi, data, args.num_students, args.test, folder / name)
+        folder = cards / name
+        check_outputs(folder, ("table.md", "table.csv", "table.json"))
+    bench = Bench(farzi, data, args.num_students, args.test, folder)
     rows = []
     for cell in PARTS[data.task_class][args.part]:
         rows.append(bench.row(cell))
         print(f"{bench.task.headline(rows[-1])}, {rows[-1]['seconds']} s: {cell.name}", flush=True)
     table = [{**bench.task.readable(row), "seconds": row["seconds"]} for row in rows]
-    save_text(f"# {data.description}: {name}\n\n{markdown(table)}\n", folder / f"{name}.md")
-    save_csv(rows, folder / f"{name}.csv")
-    save_json({"findings": [], "rows": rows, **commit_of(Path(__file__))}, folder / f"{name}.json")
+    save_text(f"# {data.description}: {name}\n\n{markdown(table)}\n", folder / "table.md")
+    save_csv(rows, folder / "table.csv")
+    save_json({"findings": [], "rows": rows, **commit_of(Path(__file__))}, folder / "table.json")
     print(markdown(table))
 
 

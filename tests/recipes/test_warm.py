@@ -78,7 +78,7 @@ def test_a_part_is_a_table_and_each_student_is_made_once(summary, tmp_path, monk
     monkeypatch.setitem(warm.PARTS[LanguageModeling], "few", cells)
     argv = [str(summary), "--part", "few", "--card_dir", str(tmp_path / "card")]
     warm.main(argv)
-    with (tmp_path / "card" / "few.csv").open(encoding="utf-8") as file:
+    with (tmp_path / "card" / "few" / "table.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == [cell.name for cell in cells]
     assert {row["students"] for row in rows} == {"2"}
