@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from farzi_hf.common.settings import setting
+from farzi_hf.common.settings import checked, setting
 from farzi_hf.common.tensors import load_tensors, save_tensors
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters
@@ -44,6 +45,7 @@ _CHUNK = 64  # sequences that a teacher reads at once
 _EVALUATIONS = 40  # of a training, on held-out rows
 _PATIENCE = 8  # evaluations without a better one, after which the rate falls
 _NOISE = 0.25  # share of what the fall of the rate has gained
+_POINTS = 4  # of a curve, from which its slope is known
 _FEW = 256  # held-out rows, which are always worth their time
 
 
@@ -57,12 +59,26 @@ class Trained:
         validation: the loss on held-out rows, in nats per token; None where there are none.
         still_learning: whether the loss on held-out rows still fell when the steps were over, so
             that more steps would have given a better model; None where nobody knows.
+        curve: pairs of steps and the loss on held-out rows after them, while the rate stayed.
     """
 
     params: Parameters
     steps: int
     validation: float | None
     still_learning: bool | None = None
+    curve: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def slope(self) -> float | None:
+        """By how much the loss on held-out rows rises for each e-fold of the steps, by the last
+        two thirds of the curve: below 0 as long as a training learns. None where the curve is too
+        short.
+        """
+        last = [(steps, error) for steps, error in self.curve if 3 * steps >= self.curve[-1][0]]
+        if len(last) < _POINTS:
+            return None
+        steps, errors = np.transpose(last)
+        return float(np.polyfit(np.log(steps), errors, 1)[0])
 
     def facts(self, name: str) -> dict[str, float]:
         """For log and card; `name` begins their keys."""
@@ -167,6 +183,16 @@ class TeacherTraining:
             0.0, "λ of the teacher; it helps where learners overfit, on items"
         )
 
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> TeacherTraining:
+        """The training by the settings of a config, or of a summary's recipe. Those that it lacks
+        have their defaults. Raises ValueError if one cannot be used.
+        """
+        own = checked(cls.Settings, settings)
+        make = TEACHER_OPTIMIZERS[own.teacher_optimizer]
+        optimizer = make(own.teacher_learning_rate, weight_decay=own.teacher_weight_decay)
+        return cls(optimizer, own.teacher_steps, own.teacher_batch_size)
+
     def train(self, learner: Learner, data: RealData, seed: int) -> Trained:
         """One teacher. Its initialisation, its minibatches and its dropout depend on `seed`. Raises
         FloatingPointError if the training diverged.
@@ -209,6 +235,7 @@ class TeacherTraining:
         state: Parameters | TrainingState = start
         best: TrainingState | None = None
         progress = Progress(0, self.steps, self.steps - self.steps // 2)
+        curve: list[tuple[int, float]] = []
         if self.kept is not None and self.kept.exists():
             state, best, progress = self._going_on(start)
         began = time.perf_counter() - progress.seconds
@@ -231,6 +258,8 @@ class TeacherTraining:
                 if validation is None or (progress.step % self._between and not is_last):
                     continue
                 progress.error = validation(state.params)
+                if progress.step <= progress.held and not progress.has_stopped:
+                    curve.append((progress.step, progress.error))
                 if best is None or progress.error < progress.lowest:
                     best = state
                     progress.lowest = progress.error
@@ -253,8 +282,8 @@ class TeacherTraining:
         still_learning = not progress.has_stopped
         has_risen = progress.error - progress.lowest
         if has_risen <= _NOISE * (progress.before - progress.lowest):  # the last one
-            return Trained(state.params, state.step, progress.error, still_learning)
-        return Trained(best.params, best.step, progress.lowest, still_learning)
+            return Trained(state.params, state.step, progress.error, still_learning, tuple(curve))
+        return Trained(best.params, best.step, progress.lowest, still_learning, tuple(curve))
 
     def _has_stopped(self, progress: Progress, best: TrainingState) -> bool:
         """Whether the loss does not fall any more while the rate stays."""

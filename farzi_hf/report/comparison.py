@@ -136,7 +136,7 @@ class Comparison(Students):
             learner=Learner(config).to(device),
             farzi=farzi.to(device),
             training=training,
-            long_training=TeacherTraining(training.optimizer, 2000, 16),
+            long_training=TeacherTraining.of(farzi.results.recipe),
             steps=inner["steps"],
             seed=42,
             length=getattr(config, "max_length", length),

@@ -5,6 +5,7 @@ alternative?
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -336,7 +337,7 @@ def first_rows(
     c: Comparison,
     ours: Measured | str = "Farzi",
     long: Measured | None = None,
-    allowed: float = math.inf,
+    due: float = math.inf,
 ) -> list[Measured]:
     """What a verdict needs and no more: a student on the summary, one on all data for as many
     seconds, one for as long as helps, count models, and the carried teacher.
@@ -344,14 +345,15 @@ def first_rows(
     Args:
         ours: the first row, or its name, if its student is to be trained.
         long: the row "full data, long", where it is known.
-        allowed: seconds for the trials of all data.
+        due: `time.perf_counter()` when the rows should be there. Trials of all data for which the
+            time does not suffice are left out.
     """
     one = replace(c, num_students=1)
     first = on_summary(one, ours) if isinstance(ours, str) else ours
     full_data = FullData(one)
     measured = [
         first,
-        full_data.same_seconds(first.seconds, allowed),
+        full_data.same_seconds(first.seconds, due - time.perf_counter()),
         full_data.long(first.seconds) if long is None else long,
         *one.counted(),
     ]

@@ -405,6 +405,9 @@ class Recommendation(Task):
         rules = SequenceRules.fit(train, vocab_size, validation)
         yield rules.name, rules.statistics, rules.nbytes
 
+    def nats(self, statistics: np.ndarray) -> float | None:
+        return None
+
     def headline(self, row: Row) -> str:
         return ", ".join(f"{name.upper()} {100 * row[name]:.1f} %" for name in ("hr@10", "hr@100"))
 

@@ -8,6 +8,7 @@ of a whole data set: `token_statistics` is a Trainer's ``preprocess_logits_for_m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
@@ -461,6 +462,9 @@ class LanguageModeling(Task):
         yield "interpolated bigram", totals(bigram), None
         ngrams = KneserNey.fit(train, vocab_size, validation)
         yield ngrams.name, ngrams.statistics, ngrams.nbytes
+
+    def nats(self, statistics: np.ndarray) -> float | None:
+        return math.log(self.metrics(statistics)["perplexity"])
 
     def headline(self, row: Row) -> str:
         return f"perplexity {row['perplexity']:,.1f}"

@@ -142,6 +142,19 @@ def test_written_rows_follow_the_teacher(kind):
     )
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "sasrec"])
+def test_writing_computes_the_logits_of_one_position_a_step(kind, monkeypatch):
+    """Of a large catalogue, those of all positions would be nearly all of the work."""
+    farzi = carried(kind, inputs="written")
+    rows = farzi.endless(0).rows(0, 8)
+    positions = []
+    layer = farzi.teacher.get_output_embeddings()
+    layer.register_forward_hook(lambda module, given, output: positions.append(output.shape[1]))
+    again = farzi.endless(0).rows(0, 8)
+    assert set(positions) == {1}
+    assert torch.equal(again, rows)
+
+
 def test_labels_of_a_batch_are_those_of_the_fixed_form():
     farzi = carried()
     fixed = farzi.materialize(8)
