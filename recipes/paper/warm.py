@@ -507,6 +507,19 @@ def pieces() -> Iterator[Cell]:
         yield Cell(deeper, start)
 
 
+def states() -> Iterator[Cell]:
+    """How much the teacher's last hidden states should weigh."""
+    for weight in (10.0, 30.0):
+        yield Cell("Llama 64", matched=weight)
+    for weight in (3.0, 10.0):
+        yield Cell("Llama 64", "warm", "written", matched=weight)
+    yield Cell("Llama 64", "warm", "written", 300, matched=3.0)
+    yield Cell("Llama 64", "warm", "written", 300, 10, 0.0075, matched=3.0)
+    yield Cell("Llama 64", "warm", "written", 300, 10, 0.015, matched=3.0)
+    yield Cell("GPT-2 32", "warm", "written", matched=3.0)
+    yield Cell("GPT-2 32", "warm", "written")
+
+
 RATES = ((40, 0.0075), (40, 0.015), (40, 0.03), (10, 0.0075), (10, 0.015))
 """Rows of a step and the rate."""
 
@@ -575,6 +588,7 @@ PARTS: dict[type, dict[str, list[Cell]]] = {
     LanguageModeling: {
         "wider": list(wider_students()),
         "pieces": list(pieces()),
+        "states": list(states()),
         "rates": list(rates()),
         "lengths": list(lengths()),
         "llamas": list(llamas()),
