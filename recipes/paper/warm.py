@@ -516,10 +516,12 @@ def states() -> Iterator[Cell]:
     yield Cell("Llama 64", "warm", "written", 300, matched=3.0)
     yield Cell("Llama 64", "warm", "written", 300, 10, 0.0075, matched=3.0)
     yield Cell("Llama 64", "warm", "written", 300, 10, 0.015, matched=3.0)
-    yield Cell("GPT-2 32", "warm", "written", matched=3.0)
-    yield Cell("GPT-2 32", "warm", "written")
+    for student, weight in product(("GPT-2 32", "NeoX 64", "GPT-2 128"), (0.0, 3.0)):
+        yield Cell(student, "warm", "written", matched=weight)
 
 
+WEIGHT = 3.0
+"""Of the teacher's states in the loss of students."""
 RATES = ((40, 0.0075), (40, 0.015), (40, 0.03), (10, 0.0075), (10, 0.015))
 """Rows of a step and the rate."""
 
@@ -545,19 +547,22 @@ def lengths() -> Iterator[Cell]:
 
 def llamas() -> Iterator[Cell]:
     """A student of another kind."""
-    for steps, start in product((100, 300), ("warm", "random")):
-        yield Cell("Llama 64", start, "written", steps)
+    for steps in (300, 100):
+        for weight in (WEIGHT, 0.0):
+            yield Cell("Llama 64", "warm", "written", steps, matched=weight)
+    yield Cell("Llama 64", "random", "written", 100)
 
 
 def text_students() -> Iterator[Cell]:
     """Students of other kinds and widths."""
-    for student in ("RNN 64", "NeoX 64", "GPT-2 32", "GPT-2 128"):
-        yield Cell(student, "warm", "written", 300)
+    for student in ("NeoX 64", "GPT-2 128", "GPT-2 32"):
+        yield Cell(student, "warm", "written", 300, matched=WEIGHT)
+    yield Cell("RNN 64", "warm", "written", 300)
 
 
 def text_full() -> Iterator[Cell]:
     """The same kinds on all real data for long."""
-    for student in ("Llama 64", "RNN 64", "NeoX 64", "GPT-2 32", "GPT-2 128"):
+    for student in ("NeoX 64", "RNN 64", "Llama 64"):
         yield Cell(student, "real data", "", 2000, 40, 0.0075)
 
 
