@@ -311,8 +311,11 @@ class Distillation:
         return measured
 
     def _named(self, row: str) -> str:
-        """The name of a row, with that of its inputs."""
-        return row.format(inputs=INPUTS[self.args.inputs].row_words)
+        """The name of a row, with that of its inputs and of how its students begin."""
+        return row.format(
+            inputs=INPUTS[self.args.inputs].row_words,
+            start=self.trainer.training.student_start.word,
+        )
 
     def baselines(self, ours: Measured) -> list[Measured]:
         """Rows to compare the summary's students with, as far as they mean something for it, and

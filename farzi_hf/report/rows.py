@@ -73,7 +73,8 @@ def packed_teacher(c: Comparison) -> Measured | None:
         return None
     farzi = c.carrier()
     training = SyntheticTraining.of(farzi.config.inner, farzi.forms)
-    return on_summary(replace(c, farzi=farzi, training=training), "packed teacher, made-up inputs")
+    method = f"packed teacher, made-up inputs, {training.student_start.word} start"
+    return on_summary(replace(c, farzi=farzi, training=training), method)
 
 
 def teacher(c: Comparison) -> Measured | None:
@@ -119,6 +120,7 @@ def under_stock_trainer(c: Comparison, folder: str | os.PathLike, method: str) -
     def train(seed: int) -> Student:
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(c.learner.model.config, trust_remote_code=False)
+        farzi.student_start.set_into(model, farzi.forms.labels.model)
         with tempfile.TemporaryDirectory() as scratch:
             args, own = stock_arguments(c, scratch, seed), farzi.optimizer_cls_and_kwargs
             return train_stock(model, farzi.as_dataset(), farzi.collator(), args, own)

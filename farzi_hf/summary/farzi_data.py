@@ -37,7 +37,6 @@ from farzi_hf.summary.origins import REAL, Origin
 from farzi_hf.summary.reading import Decoded, check_numbers, hard_rows
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.soft_training import SoftTokenCollator
-from farzi_hf.summary.start import start as start_of_student
 from farzi_hf.summary.store.budget import Budget, OverBudgetError
 from farzi_hf.summary.store.card import OF_THE_DATA
 from farzi_hf.summary.store.contents import Contents
@@ -46,6 +45,7 @@ from farzi_hf.summary.store.hub import fetch_artefact, upload_artefact
 from farzi_hf.summary.store.tensor_file import STORAGES, fingerprint, load_tensors
 from farzi_hf.summary.store.untrusted import load_vocabulary
 from farzi_hf.summary.store.writing import Results, load_results, read_plots, write_artefact
+from farzi_hf.summary.student_starts import STUDENT_STARTS, StudentStart, start_of
 from farzi_hf.summary.teacher import CarriedTeacher
 
 logger = logging.getLogger(__name__)
@@ -509,7 +509,14 @@ class FarziData(nn.Module):
                 f"labels={self.config.labels!r}: no teacher is carried; start() is for"
                 " labels='teacher'"
             )
-        return start_of_student(self.teacher, model)
+        return STUDENT_STARTS["teacher"].set_into(model, self.teacher)
+
+    @property
+    def student_start(self) -> StudentStart:
+        """How students begin, as `config.inner` says. Call `start` for a new model where this is
+        not random.
+        """
+        return start_of(self.config.inner, self.forms.labels.carries_teacher)
 
     # -- files -------------------------------------------------------------------------------------
 
