@@ -93,11 +93,11 @@ _AGAIN = 3.5
 trials of all data for as many seconds.
 """
 _STUDENTS = (
-    (200, 10, 0.02, "drawn"),
-    (600, 10, 0.02, "drawn"),
-    (600, 10, 0.02, "written"),
-    (2000, 10, 0.015, None),
-    (5000, 10, 0.015, None),
+    (100, 10, 0.03, "drawn"),
+    (300, 10, 0.03, "drawn"),
+    (300, 10, 0.03, "written"),
+    (1000, 10, 0.02, None),
+    (3000, 10, 0.015, None),
 )
 """Steps, rows a step (few: of as many seconds, small steps teach more; a GPU takes more, see
 `Portions`), rate at a width of 16, inputs. None: those that left less to learn, times their
