@@ -33,9 +33,9 @@ test-device: $(VENV)/.installed ## the tests of a CUDA device: on the GPU, or on
 
 # What every range of versions in pyproject.toml has to hold for: reading, training, saving, pushing, plotting.
 CORE := tests/test_imports.py $(addprefix tests/,engine data models tasks report summary/test_collator.py summary/test_farzi_data.py \
-	summary/test_forms.py summary/test_initialization.py summary/test_soft_training.py summary/test_stock_settings.py \
+	summary/forms summary/test_initialization.py summary/test_soft_training.py summary/test_inner_settings.py \
 	summary/test_vocabulary_sums.py summary/store/test_writing.py summary/store/test_hub.py distillation/test_learner.py \
-	distillation/test_trajectories.py distillation/test_config.py distillation/test_trainer.py distillation/test_interrupts.py)
+	distillation/test_trajectories.py distillation/test_config.py distillation/test_trainer.py distillation/test_run.py)
 
 # Old releases call what newer releases of others call deprecated: warnings are no errors here. The deselected test asks a
 # server that an old huggingface_hub looks for on the internet.

@@ -1,9 +1,12 @@
 """farzi_hf: distil text and interaction histories into a few soft sequences that train a model from
 scratch.
 
-    from farzi_hf import FarziConfig, FarziTrainer                           # distil
-    from farzi_hf import FarziData, attach_soft_inputs, soft_cross_entropy   # train on a summary with the stock Trainer
-    from farzi_hf import unroll, InnerAdam, Reversible                       # the meta-gradient engine alone
+    # distil
+    from farzi_hf import FarziConfig, FarziTrainer
+    # train on a summary with the stock Trainer
+    from farzi_hf import FarziData, attach_soft_inputs, soft_cross_entropy
+    # the meta-gradient engine alone
+    from farzi_hf import InnerAdam, Reversible, unroll
 
 A name is imported when it is first used, so that `import farzi_hf` itself is fast.
 """

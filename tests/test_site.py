@@ -29,6 +29,13 @@ def test_the_version_is_the_same_everywhere():
     assert {citation, latest, project} == {farzi_hf.__version__}
 
 
+def test_the_makefile_names_tests_that_exist():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    core = re.search(r"^CORE := .*?\$\(addprefix tests/,(.*?)\)", makefile, re.M)[1].split()
+    assert len(core) > 10
+    assert [name for name in core if not (ROOT / "tests" / name).exists()] == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_site_builds_and_names_everything_public(tmp_path):

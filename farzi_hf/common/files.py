@@ -272,11 +272,11 @@ def names_of(folder: Path) -> list[str]:
     """The files under `folder`, as relative paths with slashes. A link counts as a file, and a lock
     does not.
     """
-    found = []
+    paths = []
     for parent, folders, files in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
-        found += [Path(parent, name) for name in (*files, *links) if name != LOCK]
-    return sorted(path.relative_to(folder).as_posix() for path in found)
+        paths += [Path(parent, name) for name in (*files, *links) if name != LOCK]
+    return sorted(path.relative_to(folder).as_posix() for path in paths)
 
 
 def checksums(folder: Path, names: Iterable[str] | None = None) -> dict[str, str]:

@@ -13,7 +13,7 @@ fields: `farzi_hf/distillation/fields.py`, which `python docs/config_fields.py` 
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
@@ -167,20 +167,33 @@ def check_settings(config: Any) -> None:
     table.
     """
     for name, setting in config.settings.items():
-        value, least, table = (
-            getattr(config, name),
-            setting.metadata.get("least"),
-            setting.metadata.get("table"),
-        )
-        if least is not None and value is not None and value < least:
-            raise ValueError(f"{name}={value!r} is not usable; give an integer of at least {least}")
-        if table is not None and value not in table:
-            raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(table)}")
-        reason = (
-            None if value in (setting.default, config.defaults.get(name)) else _idle(config, name)
-        )
+        value = getattr(config, name)
+        _check_value(name, value, setting.metadata)
+        is_default = value in (setting.default, config.defaults.get(name))
+        reason = None if is_default else _idle(config, name)
         if reason is not None:
             _warn_once(f"{name}={value!r} has no effect with {reason}.")
+
+
+def checked(kind: type, values: Mapping[str, Any]) -> Any:
+    """An instance of `kind`, a dataclass of settings, with those of `values` that it has. Raises
+    ValueError if one has another type than its field, is too small, or is no entry of its table.
+    """
+    declared = {each.name: each.metadata for each in fields(kind)}
+    given = {name: value for name, value in values.items() if name in declared}
+    settings = kind(**converted(kind, given))
+    for name, metadata in declared.items():
+        _check_value(name, getattr(settings, name), metadata)
+    return settings
+
+
+def _check_value(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
+    least = metadata.get("least")
+    if least is not None and value is not None and value < least:
+        raise ValueError(f"{name}={value!r} is not usable; give an integer of at least {least}")
+    table = metadata.get("table")
+    if table is not None and value not in table:
+        raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(table)}")
 
 
 def _idle(config: Any, name: str) -> str | None:
@@ -188,12 +201,11 @@ def _idle(config: Any, name: str) -> str | None:
     reason = None
     for choice, table in config.settings[name].choices.items():
         chosen = getattr(config, choice)
-        used = (
-            chosen is not None
-            if table is None
-            else name in [own for own, _, _ in settings_of(table[chosen])]
-        )
-        reason = _idle(config, choice) or (None if used else f"{choice}={chosen!r}")
+        if table is None:
+            is_read = chosen is not None
+        else:
+            is_read = name in [of_variant for of_variant, _, _ in settings_of(table[chosen])]
+        reason = _idle(config, choice) or (None if is_read else f"{choice}={chosen!r}")
         if reason is None:
             return None
     return reason
@@ -215,39 +227,50 @@ def converted(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     them otherwise; NumPy's numbers become Python's, and paths texts. Only annotations of plain
     types and of lists of them count, other fields are left out; a default is always right.
     """
-    hints, found = get_type_hints(kind), {}
-    for name, default in (
-        (each.name, each.default) for each in fields(kind) if each.name in values
-    ):
-        value, hint = values[name], hints[name]
-        if value is False and name.endswith("_strategy"):
-            found[name] = "no"
-        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        parts = {
-            part for one in kinds for part in (get_args(one) if get_origin(one) is list else (one,))
-        }
-        if not parts <= _PLAIN and str(value).startswith("{"):
-            found[name] = from_json(name, value)
-        if not parts <= _PLAIN or value is default:
+    hints = get_type_hints(kind)
+    changed_values = {}
+    for each in fields(kind):
+        name = each.name
+        if name not in values:
             continue
-        if isinstance(value, os.PathLike):
-            value = os.fspath(value)
-        elif isinstance(value, np.generic):
-            value = value.item()
-        if float in parts and str not in parts:
-            value = (
-                [_number(name, part) for part in value]
-                if isinstance(value, list)
-                else _number(name, value)
-            )
-        if not any(_is_a(value, one) for one in kinds):
-            wanted = " or ".join(str(one) if get_args(one) else one.__name__ for one in kinds)
-            wanted = wanted.replace("NoneType", "None")
-            raise ValueError(
-                f"{name}={value!r} is a {type(value).__name__}; give a value of type {wanted}"
-            )
-        found[name] = value
-    return found
+        value = values[name]
+        hint = hints[name]
+        if value is False and name.endswith("_strategy"):
+            changed_values[name] = "no"
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        parts = set()  # the kinds, and of a list that of its entries
+        for one in kinds:
+            parts |= set(get_args(one)) if get_origin(one) is list else {one}
+        is_plain = parts <= _PLAIN
+        if not is_plain and str(value).startswith("{"):
+            changed_values[name] = from_json(name, value)
+        if is_plain and value is not each.default:
+            changed_values[name] = _of_kind(name, value, kinds, parts)
+    return changed_values
+
+
+def _of_kind(name: str, value: Any, kinds: Sequence[Any], parts: Collection[type]) -> Any:
+    """A value as one of these kinds. Raises ValueError if it is none of them.
+
+    Args:
+        parts: the kinds, and of a list that of its entries.
+    """
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    elif isinstance(value, np.generic):
+        value = value.item()
+    if float in parts and str not in parts:
+        if isinstance(value, list):
+            value = [_number(name, part) for part in value]
+        else:
+            value = _number(name, value)
+    if not any(_is_a(value, one) for one in kinds):
+        wanted = " or ".join(str(one) if get_args(one) else one.__name__ for one in kinds)
+        wanted = wanted.replace("NoneType", "None")
+        raise ValueError(
+            f"{name}={value!r} is a {type(value).__name__}; give a value of type {wanted}"
+        )
+    return value
 
 
 def from_json(name: str, value: Any) -> Any:

@@ -50,7 +50,8 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def check_tensors(path: Path) -> None:
     """The errors of `load_tensors`, with one tensor in memory at a time."""
     with _opened(path) as file:
-        checksums = [(name, checksum(file.get_tensor(name))) for name in file.keys()]  # noqa: SIM118
+        names = file.keys()
+        checksums = [(name, checksum(file.get_tensor(name))) for name in names]
         facts = dict(file.metadata() or {})
     _compare(path, checksums, facts)
 

@@ -235,17 +235,18 @@ def markdown_text(value: Any) -> Markdown:
     """
     if isinstance(value, Markdown):
         return value
-    line, end = one_line(str(value)), 0
+    line = one_line(str(value))
     parts = []
-    for found in _WORD.finditer(line):
-        if _is_address(found[0]):
-            parts += [_escaped(line[end : found.start()]), f"`{found[0]}`"]
-            end = found.end()
+    end = 0  # of the last address
+    for word in _WORD.finditer(line):
+        if _is_address(word[0]):
+            parts += [_escaped(line[end : word.start()]), f"`{word[0]}`"]
+            end = word.end()
     return Markdown("".join([*parts, _escaped(line[end:])]))
 
 
 def _escaped(text: str) -> str:
-    return _MARKUP.sub(lambda found: _entity(found[0]), text)
+    return _MARKUP.sub(lambda mark: _entity(mark[0]), text)
 
 
 def _is_address(word: str) -> bool:

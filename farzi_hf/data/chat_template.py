@@ -65,10 +65,10 @@ class ChatTemplate:
         messages = [{k: x for k, x in message.items() if x is not None} for message in chat]
         if self._process is None:
             self._start()
-        found = self._answer(messages)
-        if "error" in found:
-            raise ValueError(found["error"])
-        return found["text"]
+        answer = self._answer(messages)
+        if "error" in answer:
+            raise ValueError(answer["error"])
+        return answer["text"]
 
     def _start(self) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 closed with the process

@@ -23,7 +23,8 @@ _ORDERS = 2
 """The most ids before one that predict it; the beginning of a row counts as one of them."""
 _SCALES = (1, 2, 4, 8, 16, 32)
 """How much shorter contexts weigh; the best one is stored in a byte."""
-_MANY, _SCALES_OF_MANY = 4_000_000, (4,)
+_MANY = 4_000_000  # ids
+_SCALES_OF_MANY = (4,)
 """Ids from which on trying all scales would take minutes, and what is taken for them."""
 _HEADER = 8  # bytes: the number of ids, the scale and the order
 _KEPT: dict[tuple[str, int], StoredBytes] = {}
@@ -97,8 +98,8 @@ def coded_bytes(ids: np.ndarray, lengths: np.ndarray, vocab_size: int) -> int:
     longer = np.where(places > 0, np.roll(ids, 1), vocab_size)  # V: the beginning of a row
     for order in range(1, _ORDERS + 1):
         parts = [shorter[begun] for shorter in probabilities]
-        found, groups = _predicted(longer[begun], ids[begun], vocab_size + 1, scales, parts)
-        for number, part in enumerate(found):
+        predicted, groups = _predicted(longer[begun], ids[begun], vocab_size + 1, scales, parts)
+        for number, part in enumerate(predicted):
             probabilities[number] = probabilities[number].copy()
             probabilities[number][begun] = part
             totals.append(-np.log2(probabilities[number]).sum())
@@ -131,13 +132,13 @@ def _predicted(
     before = np.concatenate([[0], running])[np.cumsum(sizes) - sizes]  # in earlier contexts
     different = np.empty(len(ids), dtype=np.int64)
     different[order] = running - is_new[order] - before[numbers[order]]
-    found = []
+    probabilities = []
     for scale, lower in zip(scales, shorter, strict=True):
         weight = scale * different
         with np.errstate(invalid="ignore"):  # 0 / 0 where a context is new
             after = (seen + weight * lower) / (total + weight)
-        found.append(np.where(total > 0, after, lower))
-    return found, pairs
+        probabilities.append(np.where(total > 0, after, lower))
+    return probabilities, pairs
 
 
 def _earlier(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -26,7 +26,8 @@ _CODE = re.compile(rf"\S{{1,64}}|{_TIME.pattern}")
 _DIGIT = re.compile(r"\d")
 _NAME = re.compile(r"[^\W\d]\w*")
 
-Row = list[str]
+Cells = list[str]
+"""A row of a text file: what stands between the marks."""
 
 
 def are_names(cells: Sequence[str]) -> bool:
@@ -34,13 +35,13 @@ def are_names(cells: Sequence[str]) -> bool:
     return _all_are(_NAME, [cell.strip() for cell in cells])
 
 
-def are_alike(rows: Sequence[Row]) -> bool:
+def are_alike(rows: Sequence[Cells]) -> bool:
     """Whether the first row has several cells, and nearly all others have as many."""
     width = len(rows[0])
     return width > 1 and _mostly(rows[1:], lambda row: len(row) == width)
 
 
-def look_like_table(rows: Sequence[Row], mark: str) -> bool:
+def look_like_table(rows: Sequence[Cells], mark: str) -> bool:
     """Whether rows, divided by a mark, are a table and no text. The first one may be a header.
 
     Nearly all rows have as many cells, and all columns are ids and numbers, or two of them at
@@ -69,23 +70,23 @@ class Form:
 
     names: tuple[str, ...]
     """What its columns hold."""
-    matches: Callable[[Sequence[Row], str], bool]
+    matches: Callable[[Sequence[Cells], str], bool]
     """Whether rows, one at least, divided by a mark, have this form."""
     lists_items: bool = False
     """Whether a line is a user with all their items."""
 
 
-def _are_ratings(rows: Sequence[Row], mark: str) -> bool:
+def _are_ratings(rows: Sequence[Cells], mark: str) -> bool:
     """A rating and a time at the end.
 
     The first row decides it. But bars and blanks divide other tables and words too: there nearly
     all rows have to agree, and to have times of our days.
     """
 
-    def is_rating(row: Row) -> bool:
+    def is_rating(row: Cells) -> bool:
         return len(row) == 4 and _all_are(_NUMBER, row[2:])
 
-    def is_timed_rating(row: Row) -> bool:
+    def is_timed_rating(row: Cells) -> bool:
         return is_rating(row) and _TIME.fullmatch(row[3]) is not None
 
     if mark in ("|", BLANKS):
@@ -93,16 +94,16 @@ def _are_ratings(rows: Sequence[Row], mark: str) -> bool:
     return is_rating(rows[0])
 
 
-def _are_timed_pairs(rows: Sequence[Row], mark: str) -> bool:
+def _are_timed_pairs(rows: Sequence[Cells], mark: str) -> bool:
     """A third cell that is a time, and cannot be a rating."""
 
-    def is_timed_pair(row: Row) -> bool:
+    def is_timed_pair(row: Cells) -> bool:
         return len(row) == 3 and _all_are(_CODE, row[:2]) and _TIME.fullmatch(row[2]) is not None
 
     return _all_show(rows, is_timed_pair)
 
 
-def _are_grouped_pairs(rows: Sequence[Row], mark: str) -> bool:
+def _are_grouped_pairs(rows: Sequence[Cells], mark: str) -> bool:
     """Two integers, the first of which stand in groups: all rows of a user stand together."""
     if not all(len(row) == 2 and _all_are(_INTEGER, row) for row in rows):
         return False
@@ -112,7 +113,7 @@ def _are_grouped_pairs(rows: Sequence[Row], mark: str) -> bool:
     return stand_together and len(rows) >= 2 * max(FEWEST_ROWS, len(groups))
 
 
-def _are_numbered_lists(rows: Sequence[Row], mark: str) -> bool:
+def _are_numbered_lists(rows: Sequence[Cells], mark: str) -> bool:
     """Integers, rows of several lengths, whose first numbers count the rows."""
     if not all(len(row) > 1 and _all_are(_INTEGER, row) for row in rows):
         return False
@@ -138,11 +139,11 @@ def _all_are(pattern: re.Pattern, cells: Sequence[str]) -> bool:
     return all(map(pattern.fullmatch, cells))
 
 
-def _mostly(rows: Sequence[Row], holds: Callable[[Row], bool]) -> bool:
+def _mostly(rows: Sequence[Cells], holds: Callable[[Cells], bool]) -> bool:
     """Whether something holds of nearly all of these rows, and they are enough to show it."""
     return len(rows) >= FEWEST_ROWS - 1 and sum(map(holds, rows)) >= _NEARLY_ALL * len(rows)
 
 
-def _all_show(rows: Sequence[Row], holds: Callable[[Row], bool]) -> bool:
+def _all_show(rows: Sequence[Cells], holds: Callable[[Cells], bool]) -> bool:
     """Whether something holds of the first row, and of nearly all others."""
     return holds(rows[0]) and _mostly(rows[1:], holds)

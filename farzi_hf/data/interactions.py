@@ -269,7 +269,7 @@ class _Least:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _NumberedRows:
     """The rows of a table as numbers (n,). 100 M rows need less than 4 GiB, because there is no
     Python object per row.
     """
@@ -285,7 +285,7 @@ class _Rows:
     item_ids: list[Any]
     """The different items in their order."""
 
-    def where(self, kept: np.ndarray) -> "_Rows":
+    def where(self, kept: np.ndarray) -> "_NumberedRows":
         """The rows that a mask keeps."""
         return replace(
             self,
@@ -295,7 +295,7 @@ class _Rows:
             parts=self.parts[kept],
         )
 
-    def that_count(self, least: _Least, source: Any) -> "_Rows":
+    def that_count(self, least: _Least, source: Any) -> "_NumberedRows":
         """Without users and items that have few rows, until all have enough. Logs how many are left
         out.
         """
@@ -339,7 +339,7 @@ class _Rows:
         )
 
 
-def _rows(table: pa.Table, source: Any) -> _Rows:
+def _rows(table: pa.Table, source: Any) -> _NumberedRows:
     """The rows of a table with the columns user, item and timestamp, and with part if there are
     several splits. Raises ValueError if a value cannot be used.
     """
@@ -355,7 +355,7 @@ def _rows(table: pa.Table, source: Any) -> _Rows:
     parts = np.zeros(len(table), np.int8)
     if "part" in table.column_names:
         parts = table["part"].to_numpy()
-    return _Rows(
+    return _NumberedRows(
         users=user_numbers,
         items=item_numbers,
         times=_times(times, time_name, source),
@@ -364,7 +364,7 @@ def _rows(table: pa.Table, source: Any) -> _Rows:
     )
 
 
-def _say_left_out(read: _Rows, kept: _Rows, least: _Least, source: Any) -> None:
+def _say_left_out(read: _NumberedRows, kept: _NumberedRows, least: _Least, source: Any) -> None:
     """Logs how many users, items and rows are left out, and why."""
     said = []
     for what, before, after in (

@@ -23,8 +23,8 @@ from farzi_hf.data.forms import (
     BLANKS,
     FEWEST_ROWS,
     FORMS,
+    Cells,
     Form,
-    Row,
     are_alike,
     are_names,
     look_like_table,
@@ -145,7 +145,7 @@ class _Head:
         if not self.starts:
             raise self._unreadable("it is empty")
 
-    def rows(self, place: int, mark: str) -> list[Row]:
+    def rows(self, place: int, mark: str) -> list[Cells]:
         """The cells of the lines from this one on; none if they cannot be divided."""
         lines = self._lines[place:]
         if mark == "::":
@@ -219,7 +219,7 @@ class _Head:
         most = max(MARKS, key=line.count)
         return most if most in line else WHOLE_LINES
 
-    def _names(self, place: int, mark: str | None = None) -> Row:
+    def _names(self, place: int, mark: str | None = None) -> Cells:
         """The cells of a line; none if they cannot be divided."""
         rows = self.rows(place, self._mark(place) if mark is None else mark)
         return rows[0] if rows else []
@@ -241,7 +241,7 @@ class _Head:
         return ValueError(f"{self._path} does not hold a header and lines as long as it ({why})")
 
 
-def _readable(rows: Iterator[Row]) -> Iterator[Row]:
+def _readable(rows: Iterator[Cells]) -> Iterator[Cells]:
     """The rows before one that is too long for Python's reader, without empty ones."""
     try:
         yield from filter(None, rows)
@@ -249,7 +249,7 @@ def _readable(rows: Iterator[Row]) -> Iterator[Row]:
         return
 
 
-def _name_interactions(rows: Sequence[Row], given: Given) -> bool:
+def _name_interactions(rows: Sequence[Cells], given: Given) -> bool:
     """Whether the first row names the columns of interactions, and the others do not disagree."""
     names = rows[0]
     try:

@@ -224,9 +224,8 @@ def load_text(
         for part, stream in own_splits(reading.streams, path_or_repo).items()
     }
     if kind == "json" and not any(texts.values()):
-        _text_column(
-            _head(streams(), path_or_repo), path_or_repo, column
-        )  # says that there is none
+        # It says that there is none.
+        _text_column(_head(streams(), path_or_repo), path_or_repo, column)
     splits = split_texts(texts, path_or_repo)
     if tokenizer is None:
         tokenizer = _made(splits.texts["train"], vocab_size)

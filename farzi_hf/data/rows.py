@@ -22,14 +22,15 @@ from pyarrow.parquet import ParquetFile
 from farzi_hf.common.text import reason
 from farzi_hf.data.layout import layout_of
 from farzi_hf.data.opening import UnusableFileError, opened
+from farzi_hf.data.sequences import DataRow
 
 _AT_ONCE = 1000  # rows of a table that are read
 _BLANKS = re.compile(r"\s*")
 
-Row = dict[str, Any]
 
-
-def rows_of(paths: Sequence[Path], several: bool, kind: str, column: str | None) -> Iterator[Row]:
+def rows_of(
+    paths: Sequence[Path], several: bool, kind: str, column: str | None
+) -> Iterator[DataRow]:
     """The rows of all files of a kind, an entry of `ROWS`. Lines and paragraphs are columns `text`.
 
     Args:
@@ -141,12 +142,12 @@ def _next_part(parts: Iterator[pandas.DataFrame]) -> pandas.DataFrame | None:
 # -- tables with types -----------------------------------------------------------------------------
 
 
-def _parquet_rows(path: Path, column: str | None) -> Iterator[Row]:
+def _parquet_rows(path: Path, column: str | None) -> Iterator[DataRow]:
     columns = None if column is None else [column]
     yield from _dicts(ParquetFile(path).iter_batches(_AT_ONCE, columns=columns), column)
 
 
-def _arrow_rows(path: Path, column: str | None) -> Iterator[Row]:
+def _arrow_rows(path: Path, column: str | None) -> Iterator[DataRow]:
     yield from _dicts(arrow_batches(path), column)
 
 
@@ -163,7 +164,7 @@ def arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
             yield reader.get_batch(place)
 
 
-def _dicts(batches: Iterable[pa.RecordBatch], column: str | None) -> Iterator[Row]:
+def _dicts(batches: Iterable[pa.RecordBatch], column: str | None) -> Iterator[DataRow]:
     for batch in batches:
         if column is not None:
             batch = batch.select([column])

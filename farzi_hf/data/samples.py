@@ -279,10 +279,8 @@ class SampleCatalogue:
         self.num_items = int(parts.sum())
         numbers = np.arange(1, self.num_items + 1)  # 0 is the padding
         series = np.split(numbers, np.cumsum(parts)[:-1])
-        self.series = [
-            series[first : first + SERIES_PER_GENRE]
-            for first in range(0, len(series), SERIES_PER_GENRE)
-        ]  # by genre
+        by_genre = range(0, len(series), SERIES_PER_GENRE)
+        self.series = [series[first : first + SERIES_PER_GENRE] for first in by_genre]
         self.titles = []
         for genre, parts_of_series in zip(GENRES, parts, strict=True):
             for place, number in zip(_PLACES, parts_of_series, strict=True):

@@ -17,6 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from farzi_hf.data.seeds import Purpose, stream
 
+DataRow = dict[str, Any]
+"""A row of data: its values by column."""
 SPLITS = ("train", "validation", "test")
 IGNORED = -100
 """transformers' label of a position that is not predicted."""
@@ -126,7 +128,7 @@ SEQUENCE_COLUMNS = ("input_ids", "attention_mask", "labels")
 """The columns of a row that a loss depends on. The last two may be missing."""
 
 
-def as_rows(columns: Mapping[str, Sequence]) -> list[dict[str, Any]]:
+def as_rows(columns: Mapping[str, Sequence]) -> list[DataRow]:
     """The rows of a table that is given by columns."""
     rows = zip(*columns.values(), strict=True)
     return [dict(zip(columns, row, strict=True)) for row in rows]

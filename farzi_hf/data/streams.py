@@ -13,8 +13,6 @@ from datasets import Dataset, IterableDataset, concatenate_datasets
 
 from farzi_hf.data import sequences
 
-Row = dict[str, Any]
-
 _READ = 256  # rows that are read and prepared at once
 SHUFFLE_BUFFER = 10_000
 """Prepared rows among which `RowStream.shuffled` draws."""
@@ -70,21 +68,23 @@ class RowStream(torch.utils.data.IterableDataset):
                 f" {error}"
             ) from None
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[sequences.DataRow]:
         rows = _again_and_again(self._rows, self._first)
         worker = torch.utils.data.get_worker_info()
         if worker is None:
             return rows
         return self._of_worker(rows, worker.id, worker.num_workers)
 
-    def _of_worker(self, rows: Iterator[Row], worker: int, workers: int) -> Iterator[Row]:
+    def _of_worker(
+        self, rows: Iterator[sequences.DataRow], worker: int, workers: int
+    ) -> Iterator[sequences.DataRow]:
         """Every n-th batch of rows."""
         places = itertools.cycle(range(workers * self._batch_size))
         for place, row in zip(places, rows, strict=False):
             if place // self._batch_size == worker:
                 yield row
 
-    def shuffled(self, seed: int) -> Iterator[Row]:
+    def shuffled(self, seed: int) -> Iterator[sequences.DataRow]:
         """The rows again and again, in another order in each epoch.
 
         Each is drawn from the next `SHUFFLE_BUFFER` rows.
@@ -145,7 +145,9 @@ def _of_table(table: pa.Table) -> Dataset:
     return sequences.in_memory(**dict(zip(table.column_names, table.columns, strict=True)))
 
 
-def _again_and_again(rows: IterableDataset, first: list[int] | None = None) -> Iterator[Row]:
+def _again_and_again(
+    rows: IterableDataset, first: list[int] | None = None
+) -> Iterator[sequences.DataRow]:
     """The rows of epoch after epoch. The very first row must have the ids `first`, if given."""
     # A copy, with an epoch of its own, which no other process or iteration changes.
     rows = rows.with_format(None)

@@ -72,9 +72,8 @@ def load_ptb(data_dir: str | Path | None = None) -> DatasetDict:
         )
         files = {split: f"{folder}/penn_treebank/{split}/*.parquet" for split in SPLITS}
         return load_dataset("parquet", data_files=files).rename_column("sentence", "text")
-    except (
-        Exception
-    ) as error:  # no network, a proxy's answer, a moved repository: all mean the same
+    except Exception as error:
+        # No network, a proxy's answer, a repository that has moved: all mean the same.
         remedy = (
             f"pass --data_dir FOLDER with {', '.join(_PTB_FILES.values())}, or --dataset sample"
         )

@@ -36,7 +36,7 @@ class TextSplits:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _HashedTexts:
     """Rows of one split."""
 
     texts: np.ndarray
@@ -45,14 +45,14 @@ class _Rows:
     """(n,), one for each row; equal rows have equal ones."""
 
     @classmethod
-    def of(cls, texts: Sequence[str]) -> _Rows:
+    def of(cls, texts: Sequence[str]) -> _HashedTexts:
         words = (" ".join(text.split()).encode() for text in texts)
         hashes = b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in words)
         return cls(np.array(texts, dtype=object), np.frombuffer(hashes, np.uint64))
 
-    def where(self, chosen: np.ndarray) -> _Rows:
+    def where(self, chosen: np.ndarray) -> _HashedTexts:
         """The rows that a mask or places choose."""
-        return _Rows(self.texts[chosen], self.hashes[chosen])
+        return _HashedTexts(self.texts[chosen], self.hashes[chosen])
 
     def first_of_each(self) -> np.ndarray:
         """The places of the rows that are different from all before them."""
@@ -70,7 +70,7 @@ def split_texts(parts: Mapping[str, Sequence[str]], source: Any) -> TextSplits:
     Raises:
         ValueError: there are too few different rows, or a split has no row of its own.
     """
-    rows = {part: _Rows.of(texts) for part, texts in parts.items()}
+    rows = {part: _HashedTexts.of(texts) for part, texts in parts.items()}
     given_train = rows["train"]
     missing = [part for part in ("test", "validation") if part not in parts]
     different = np.unique(given_train.hashes)
@@ -104,7 +104,9 @@ def _check_number(different: int, missing: int, source: Any) -> None:
         logger.warning(few, source, different)
 
 
-def _taken_from(train: _Rows, different: np.ndarray, missing: Sequence[str]) -> dict[str, _Rows]:
+def _taken_from(
+    train: _HashedTexts, different: np.ndarray, missing: Sequence[str]
+) -> dict[str, _HashedTexts]:
     """The splits that are missing, and what then remains of train.
 
     Args:

@@ -70,8 +70,8 @@ def make_tokenizer(content: bytes, path: Path, settings: Mapping[str, Any], reme
         tokenizer = PreTrainedTokenizerFast(
             tokenizer_object=Tokenizer.from_str(content.decode("utf-8")), **settings
         )
-        known = tokenizer.get_added_vocab()
-        tokenizer.extra_special_tokens = [token for token in dict.fromkeys(extra) if token in known]
+        added = tokenizer.get_added_vocab()
+        tokenizer.extra_special_tokens = [token for token in dict.fromkeys(extra) if token in added]
     except Exception as error:  # a parser of other people's files can raise anything
         what = terminal_text(f"{type(error).__name__}: {error}", 500)
         raise ValueError(f"no tokenizer can be made of {path} ({what}); {remedy}") from None
@@ -191,13 +191,13 @@ def _tokens_of_class(folder: Path, name: Any) -> dict[str, str]:
         tokenizer_class_from_name,
     )
 
-    if name is None and (content := _read(folder, _MODEL_CONFIG)) is not None:
-        name = TOKENIZER_MAPPING_NAMES.get(
-            str(parse_mapping(content, folder / _MODEL_CONFIG).get("model_type"))
-        )
+    content = _read(folder, _MODEL_CONFIG) if name is None else None
+    if content is not None:
+        config = parse_mapping(content, folder / _MODEL_CONFIG)
+        name = TOKENIZER_MAPPING_NAMES.get(str(config.get("model_type")))
     names = [str(name), str(name).removesuffix("Fast")]
-    known = [each for each in names if each in TOKENIZER_MAPPING_NAMES.values()]
-    kind = tokenizer_class_from_name(known[0]) if known else None
+    of_transformers = [each for each in names if each in TOKENIZER_MAPPING_NAMES.values()]
+    kind = tokenizer_class_from_name(of_transformers[0]) if of_transformers else None
     if not isinstance(kind, type) or not issubclass(kind, PreTrainedTokenizerBase):
         return {}
     defaults = {

@@ -1,5 +1,5 @@
-"""The checkpoints of a run on the disk: which are whole, which one a run goes on from, and which are
-removed.
+"""The checkpoints of a run on the disk: which are whole, from which one a run goes on, and which
+are removed.
 
 Trainer knows a checkpoint by its name alone: it deletes old folders that are called `checkpoint-…`,
 and a new run writes into them. Here a checkpoint is a folder `checkpoint-STEP` with a record,
@@ -141,21 +141,22 @@ def flaw_of(checkpoint: str | os.PathLike) -> str:
         flaw = _flaw_of_files(best, read_record(best))
     except ValueError:
         flaw = f"{RECORD} is gone or damaged"
-    return flaw and f"of {best.name}, which was the best one, {flaw}"
+    return f"of {best.name}, which was the best one, {flaw}" if flaw else ""
 
 
 def _flaw_of_files(checkpoint: Path, record: Record) -> str:
+    """The same of a checkpoint alone, whose files are to be those of its record."""
     if record.files is None:
         return _NOT_COMPLETE
-    known = {name: checksum for name, checksum in record.files.items() if checksum is not None}
-    found = differences(checkpoint, known)
-    if not known:  # of an older version
+    checksums = {name: checksum for name, checksum in record.files.items() if checksum is not None}
+    different = differences(checkpoint, checksums)
+    if not checksums:  # of an older version
         try:
             best_beside(checkpoint)
         except ValueError as error:
             return str(error)
     added = tuple(name for name in strangers(checkpoint, record) if _READ.fullmatch(name))
-    return str(replace(found, added=added))
+    return str(replace(different, added=added))
 
 
 def strangers(checkpoint: str | os.PathLike, record: Record) -> list[str]:
@@ -173,7 +174,7 @@ def best_beside(checkpoint: Path) -> Path | None:
         best = state.get("best_model_checkpoint")
     except (OSError, ValueError, AttributeError):
         raise ValueError(f"{TRAINER_STATE_NAME} cannot be read") from None
-    return best and checkpoint.parent / Path(best).name
+    return checkpoint.parent / Path(best).name if best else None
 
 
 # -- folders ---------------------------------------------------------------------------------------
@@ -191,10 +192,10 @@ def discard_checkpoints(folder: str | os.PathLike) -> list[str]:
     """Removes our checkpoints from an output folder, complete or not, and returns their names.
     Everything else stays.
     """
-    found = [path for path in _named(folder) if is_ours(path)]
-    for path in found:
+    ours = [path for path in _named(folder) if is_ours(path)]
+    for path in ours:
         remove(path)
-    return [path.name for path in found]
+    return [path.name for path in ours]
 
 
 def keep_last(
@@ -211,20 +212,23 @@ def keep_last(
         flawed: names of those that are not whole, of which none is kept. A later one than `step`
             stays until the run comes there: it is all that is left of an earlier start.
     """
+
+    def is_not_best(path: Path) -> bool:
+        return best is None or path.resolve() != Path(best).resolve()
+
     ours = [path for path in _named(folder) if is_ours(path) and _step(path) <= step]
     latest_first = [path for path in ours[::-1] if is_complete(path) and path.name not in flawed]
-    best_first = sorted(
-        latest_first, key=lambda path: best is None or path.resolve() != Path(best).resolve()
-    )
+    best_first = sorted(latest_first, key=is_not_best)
+    kept = {*latest_first[:1], *best_first[:limit]}
     for path in ours:
-        if path not in {*latest_first[:1], *best_first[:limit]}:
+        if path not in kept:
             remove(path)
 
 
 def _named(folder: str | os.PathLike) -> list[Path]:
     """Everything with the name of a checkpoint, sorted by step."""
-    found = [path for path in Path(folder).glob("*") if _NAME.fullmatch(path.name)]
-    return sorted(found, key=_step)
+    named = [path for path in Path(folder).glob("*") if _NAME.fullmatch(path.name)]
+    return sorted(named, key=_step)
 
 
 def _step(checkpoint: Path) -> int:

@@ -84,29 +84,35 @@ class FarziConfig(ConfigFields):
     The inherited fields set the outer loop, except that `torch_compile` and `torch_compile_mode`
     compile the inner loop (see `unroll`). Some inherited defaults are different here:
 
-    | field | here | because |
-    |---|---|---|
-    | `learning_rate` | 0.01 | the rate of Adam on the summary. Soft inputs with shared labels can be trained with 0.03 |
-    | `max_grad_norm` | 0.1 | about the usual norm of the meta-gradient: a chaotic learner cannot outweigh the others |
-    | `lr_scheduler_type` | cosine | with small last steps, the summary becomes an average over many θ0 |
-    | `max_steps` | by the labels: 0 or 400 | an outer step trains a whole learner; epochs mean little. 0 leaves the summary at its start |
-    | `num_train_epochs` | 0 | `max_steps` sets the length; set it to -1 to count epochs of the real data |
-    | `per_device_train_batch_size` | 64 | b, real sequences in the outer loss |
-    | `per_device_eval_batch_size` | 128 | learners are small |
-    | `logging_steps` | 10 | an outer step takes seconds |
-    | `save_steps` | 20 | a checkpoint has some megabytes; writing it is much faster than a step |
-    | `save_total_limit` | 3 | counts only checkpoints of this library: see `farzi_hf.distillation.run` |
-    | `optim` | adamw_torch | the fused version is not exact across devices |
-    | `ddp_find_unused_parameters` | False | latents and decoder are used in every step |
-    | `dataloader_pin_memory` | False on a CPU | without a GPU, pinned memory is useless and torch warns about it |
-    | `greater_is_better` | False for a perplexity | Trainer assumes that a higher metric is better, unless it is a loss |
+    - `learning_rate` is 0.01, the rate of Adam on the summary. Soft inputs with shared labels can
+      be trained with 0.03.
+    - `max_grad_norm` is 0.1, about the usual norm of the meta-gradient. A chaotic learner cannot
+      outweigh the others.
+    - `lr_scheduler_type` is cosine: with small last steps, the summary becomes an average over many
+      θ0.
+    - `max_steps` is 0 or 400, by the labels: an outer step trains a whole learner, and epochs mean
+      little. 0 leaves the summary at its start.
+    - `num_train_epochs` is 0: `max_steps` sets the length. Set it to -1 to count epochs of the real
+      data.
+    - `per_device_train_batch_size` is 64: b, the real sequences in the outer loss.
+    - `per_device_eval_batch_size` is 128: learners are small.
+    - `logging_steps` is 10: an outer step takes seconds.
+    - `save_steps` is 20: a checkpoint has some megabytes; writing it is much faster than a step.
+    - `save_total_limit` is 3. It counts only checkpoints of this library, see
+      `farzi_hf.distillation.run`.
+    - `optim` is adamw_torch: the fused version is not exact across devices.
+    - `ddp_find_unused_parameters` is False: latents and decoder are used in every step.
+    - `dataloader_pin_memory` is False on a CPU: without a GPU, pinned memory is useless and torch
+      warns about it.
+    - `greater_is_better` is False for a perplexity: Trainer assumes that a higher metric is better,
+      unless it is a loss.
 
     Settings that only one variant uses, such as those of an inner optimizer, are declared by the
     class of that variant.
 
     Raises:
         ValueError: a setting is out of range or unknown.
-    """  # noqa: E501
+    """
 
     settings: ClassVar[dict[str, Setting]] = SETTINGS
 
@@ -132,6 +138,8 @@ class FarziConfig(ConfigFields):
             self.max_steps = -1
         if self.inner_optimizer is None and self.max_steps:  # which need its derivative
             self.inner_optimizer = "adam"
+        if self.student_start is None and self.max_steps:  # whose learners begin so
+            self.student_start = "random"
         for name, value in self.defaults.items():
             if getattr(self, name) is None:
                 setattr(self, name, copy.copy(value))
@@ -182,10 +190,8 @@ class FarziConfig(ConfigFields):
             raise ValueError(
                 f"learning_rate={self.learning_rate} is not usable; give a number such as 0.01"
             )
-        if (order := getattr(self, "train_sampling_strategy", "random")) not in (
-            "random",
-            "sequential",
-        ):
+        order = getattr(self, "train_sampling_strategy", "random")
+        if order not in ("random", "sequential"):
             raise ValueError(
                 f"train_sampling_strategy={order!r} follows no seed; leave it at 'random'"
             )
@@ -264,13 +270,15 @@ class FarziConfig(ConfigFields):
         """The settings with which a student trains like the learners of the distillation:
         `config.inner` of the summary.
         """
-        own = {
+        of_optimizer = {
             each.name: getattr(self, name)
             for name, _, each in settings_of(OPTIMIZERS[self.inner_optimizer])
         }
+        of_students = LABELS[self.labels].of_students
         return {
             "optimizer": self.inner_optimizer,
-            **{name: value for name, value in own.items() if value is not None},
+            **{name: value for name, value in of_optimizer.items() if value is not None},
+            **{name: getattr(self, name) for name in of_students},
             "steps": self.inner_steps,
             "lr_scheduler_type": self.inner_lr_scheduler_type,
             **({"warmup_steps": self.inner_warmup_steps} if self.inner_warmup_steps else {}),
@@ -304,6 +312,16 @@ class FarziConfig(ConfigFields):
         if isinstance(start, str):
             start = self.settings[start].metadata["table"][getattr(self, start)]
         return made(start, self)
+
+    def with_fields(self, **values: Any) -> FarziConfig:
+        """A copy in which these fields have other values, which are checked as at the beginning.
+        (`dataclasses.replace` would prepare the fields of `TrainingArguments` once more.)
+        """
+        other = copy.copy(self)
+        for name, value in values.items():
+            setattr(other, name, value)
+        other.check()
+        return other
 
     def make_teacher_training(self) -> TeacherTraining:
         """How a teacher of labels is trained."""

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from farzi_hf.distillation.learner_model import dropping
 
-Run = Callable[..., tuple[Tensor, ...]]
+TensorFunction = Callable[..., tuple[Tensor, ...]]
 """A layer, or a derivative of it, as a function of the tensors that it has derivatives in."""
 
 
@@ -33,11 +33,12 @@ def keep_inputs_of_layers(model: nn.Module) -> None:
             return list(module)
         return [layer for child in module.children() for layer in layers(child)]
 
-    if not (found := layers(model)):
+    of_model = layers(model)
+    if not of_model:
         raise ValueError(
             f"checkpoint_layers=True, but {type(model).__name__} has no nn.ModuleList; leave it out"
         )
-    for layer in found:
+    for layer in of_model:
         layer.forward = partial(_recomputed, _Plain(layer))
 
 
@@ -46,7 +47,8 @@ class _Plain(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.layer, self.original = layer, layer.forward
+        self.layer = layer
+        self.original = layer.forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.original(*args, **kwargs)
@@ -74,8 +76,8 @@ def _recomputed(plain: _Plain, *args: Any, **kwargs: Any) -> Any:
         for i, x in zip(places, tensors, strict=True):
             values[i] = x
         with torch.autocast(device, **autocast), dropped:
-            found = torch.func.functional_call(plain, *pytree.tree_unflatten(values, structure))
-        outputs, shape = pytree.tree_flatten(found)
+            result = torch.func.functional_call(plain, *pytree.tree_unflatten(values, structure))
+        outputs, shape = pytree.tree_flatten(result)
         shapes[:] = [shape]
         return tuple(outputs)
 
@@ -87,7 +89,7 @@ class _Recomputed(torch.autograd.Function):
     """y = run(x). Its derivative is such a function again."""
 
     @staticmethod
-    def forward(ctx: Any, run: Run, *x: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, run: TensorFunction, *x: Tensor) -> tuple[Tensor, ...]:
         ctx.run = run
         ctx.save_for_backward(*x)
         return run(*x)
@@ -99,7 +101,7 @@ class _Recomputed(torch.autograd.Function):
         )
 
 
-def _gradient(run: Run, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+def _gradient(run: TensorFunction, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
     """dx = dyᵀ ∂run/∂x, where the first `count` tensors are dy and the others are x. Inside another
     derivative, dx has a graph.
     """

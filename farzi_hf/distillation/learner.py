@@ -46,9 +46,11 @@ class Learner:
     others are constants, which all learners share in memory where they start equal. So a large
     model can train a few of its parameters, or adapters (LoRA):
 
-        def learner_init():
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)     # all of it
-            return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=8))          # or only adapters of it
+        def all_of_it():
+            return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+        def only_adapters_of_it():
+            return get_peft_model(all_of_it(), LoraConfig(task_type="CAUSAL_LM", r=8))
 
     A folder may hold weights in half precision, so give `dtype`: what trains must be float32 or
     float64, also under bf16 autocast. The function reads the folder again for each learner.
@@ -145,6 +147,16 @@ class Learner:
             return self.hard_loss(params, {**whole(self.model, ids), "labels": ids})
 
         return name if name is not None and models.looks_up_only(self.model, name, loss) else None
+
+    @cached_property
+    def draws_weights(self) -> bool:
+        """Whether its models begin with weights that they draw: those of a pretrained model are the
+        same under every seed.
+        """
+        name = self._embedding_names["weight"]
+        one = self.initial_parameters(0)[name]
+        other = self.initial_parameters(1)[name]
+        return not torch.equal(one, other)
 
     @cached_property
     def no_decay(self) -> tuple[str, ...]:

@@ -44,8 +44,8 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no id of an n-gram is lo
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of ids, one after the other."""
+class IdRows:
+    """IdRows of ids, one after the other."""
 
     ids: np.ndarray
     """(tokens,)"""
@@ -60,9 +60,11 @@ class Rows:
             for end, size in zip(ends[numbers], self.lengths[numbers], strict=True)
         ]
 
-    def first(self, size: int) -> Rows:
+    def first(self, size: int) -> IdRows:
         """The first `size` ids."""
-        return Rows(self.ids[:size], np.diff(np.minimum(np.cumsum(self.lengths), size), prepend=0))
+        return IdRows(
+            self.ids[:size], np.diff(np.minimum(np.cumsum(self.lengths), size), prepend=0)
+        )
 
     def ngrams(self, n: int) -> np.ndarray:
         """A hash of each n-gram that is inside a row."""
@@ -73,12 +75,12 @@ class Rows:
         ends = np.repeat(np.cumsum(self.lengths), self.lengths)[:count]
         return hashes[np.arange(n, count + n) <= ends]
 
-    def copied(self, source: Rows, n: int) -> float:
+    def copied(self, source: IdRows, n: int) -> float:
         """The share of their n-grams that stand in rows of `source`; 0 without any."""
         stands_there = np.isin(self.ngrams(n), source.ngrams(n))
         return float(stands_there.mean()) if len(stands_there) else 0.0
 
-    def longest_copied(self, source: Rows) -> int:
+    def longest_copied(self, source: IdRows) -> int:
         """The length of the longest run of ids inside a row that stands in a row of `source`."""
         low = 0
         high = int(self.lengths.max(initial=0))
@@ -108,8 +110,8 @@ def memory_of(
         `…_held_out`, that of as many held-out ids; `memory_auc`; and `memory_warning`, a sentence,
         where the teacher knows its training rows.
     """
-    learned = Rows(*start_sequences(training, seed))
-    others = Rows(*start_sequences(random_sequences(held_out, len(held_out), seed), seed))
+    learned = IdRows(*start_sequences(training, seed))
+    others = IdRows(*start_sequences(random_sequences(held_out, len(held_out), seed), seed))
     order = stream(seed, Purpose.MEMORY_ROWS).permutation(len(learned.lengths))
     auc = membership(
         row_losses(farzi.teacher, learned.each(order[:_ROWS])),
@@ -150,7 +152,7 @@ def memory_of(
     return facts
 
 
-def written_rows(farzi: FarziData, seed: int) -> Rows:
+def written_rows(farzi: FarziData, seed: int) -> IdRows:
     """Ids that the carried teacher writes, whatever the inputs are: rows of ξ ids, cut after each
     end of a text.
     """
@@ -161,7 +163,7 @@ def written_rows(farzi: FarziData, seed: int) -> Rows:
     ids = source.rows(0, _ROWS).numpy()
     stops = np.isin(ids, getattr(farzi.teacher.config, "eos_token_id", None))
     stops[:, -1] = True
-    return Rows(ids.flatten(), np.diff(np.flatnonzero(stops) + 1, prepend=0))
+    return IdRows(ids.flatten(), np.diff(np.flatnonzero(stops) + 1, prepend=0))
 
 
 @torch.no_grad()

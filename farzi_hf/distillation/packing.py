@@ -10,7 +10,6 @@ A matrix has a scale for each of its columns. Vectors (biases, norms) are few, a
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,23 +90,26 @@ class Packing:
         held-out rows: bytes count there too.
         """
 
-        def penalised(found: Parameters, *step: int, of: Callable[..., Any] = loss) -> Any:
-            return of(_rounded(found, largest), *step) + self.penalty * _mean_log(found, largest)
+        def penalty(theta: Parameters) -> Tensor:
+            return self.penalty * _mean_log(theta, largest)
+
+        def penalised(theta: Parameters, step: int) -> Tensor:
+            return loss(_rounded(theta, largest), step) + penalty(theta)
 
         @torch.no_grad()
-        def held_out(found: Parameters) -> float:
-            return float(penalised(found, of=validation))
+        def held_out(theta: Parameters) -> float:
+            return float(validation(_rounded(theta, largest)) + penalty(theta))
 
         start = _with_scales(params, largest)
-        trained = training.run("Packing", penalised, start, quiet, validation and held_out)
-        found = trained.params
-        stored = {
+        stops_early_by = None if validation is None else held_out
+        trained = training.run("Packing", penalised, start, quiet, stops_early_by)
+        scales_as_stored = {
             name: x.exp().half().float().log()
-            for name, x in found.items()
+            for name, x in trained.params.items()
             if name.endswith(_LOG_SCALE)
         }
-        params = _rounded({**found, **stored}, largest)  # with the scales as they are stored
-        return Trained(params, trained.steps, validation and validation(params))
+        packed = _rounded({**trained.params, **scales_as_stored}, largest)
+        return Trained(packed, trained.steps, None if validation is None else validation(packed))
 
 
 def _with_scales(params: Parameters, largest: int) -> Parameters:

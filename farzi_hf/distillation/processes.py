@@ -36,13 +36,15 @@ def check_launcher() -> bool:
     `use_cpu` then, or each process is alone. Raises ValueError if the launcher asked for a model in
     pieces (DeepSpeed, FSDP and the like), or for a precision with loss scaling.
     """
-    if (precision := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) in ("fp16", "fp8"):
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision in ("fp16", "fp8"):
         raise ValueError(
             f"ACCELERATE_MIXED_PRECISION={precision} is not supported: inner gradients underflow;"
             " launch with --mixed_precision no, or bf16"
         )
     for variable in SHARDING:
-        if (value := os.environ.get(variable, "false")).lower() in ("1", "true", "yes"):
+        value = os.environ.get(variable, "false")
+        if value.lower() in ("1", "true", "yes"):
             raise ValueError(
                 f"{variable}={value} is not supported: a summary is small; see"
                 " recipes/accelerate/many_gpus.yaml"
@@ -113,11 +115,15 @@ def shared(
     for first in range(0, count, processes):
         number = first + rank
         if processes == 1:
-            own = train(number)
+            trained_here = train(number)
         else:  # all agree, also those for which no number is left
-            own = agreed(partial(train, number) if number < count else lambda: None)
+            work = partial(train, number) if number < count else lambda: None
+            trained_here = agreed(work)
         for source in range(min(processes, count - first)):
-            params = own if source == rank else {name: x.clone() for name, x in like().items()}
+            if source == rank:
+                params = trained_here
+            else:
+                params = {name: x.clone() for name, x in like().items()}
             broadcast(params, source)
             yield params
 
@@ -135,9 +141,11 @@ def together(params: Parameters) -> Parameters:
 
 class _Together(Function):
     @staticmethod
-    def forward(ctx: Any, summed: bool, *own: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, summed: bool, *of_process: Tensor) -> tuple[Tensor, ...]:
         ctx.summed = summed
-        return accelerate.utils.reduce(own, "sum") if summed else tuple(x.view_as(x) for x in own)
+        if summed:
+            return accelerate.utils.reduce(of_process, "sum")
+        return tuple(x.view_as(x) for x in of_process)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

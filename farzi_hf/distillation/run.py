@@ -61,7 +61,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["RECORD", "Interrupted", "Run", "discard_checkpoints", "last_checkpoint", "locked"]
+__all__ = [
+    "RECORD",
+    "Interrupted",
+    "TrainingRun",
+    "discard_checkpoints",
+    "last_checkpoint",
+    "locked",
+]
 
 START_SECONDS = "start_seconds"
 """The figure of the log's entry about the start of a summary: the seconds of its teachers."""
@@ -80,6 +87,17 @@ class Interrupted(SystemExit):
     """
 
 
+def _default_handlers() -> dict[int, Any]:
+    """The handlers of those signals that nobody has set, by number. None in another thread than the
+    main one, where Python allows to set none.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    defaults = (signal.SIG_DFL, signal.default_int_handler)
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    return {number: handler for number, handler in handlers.items() if handler in defaults}
+
+
 class LogSums(NamedTuple):
     """The sums from which Trainer makes the losses of its log."""
 
@@ -91,7 +109,7 @@ class LogSums(NamedTuple):
     """The step of the last entry."""
 
 
-class Run(TrainerCallback):
+class TrainingRun(TrainerCallback):
     """What a `FarziTrainer` knows of its run, and of the run's folder `args.output_dir`.
 
     Attributes:
@@ -134,16 +152,7 @@ class Run(TrainerCallback):
             Interrupted: a second signal came, or one after the last step.
         """
         args = self.trainer.args
-        defaults = (signal.SIG_DFL, signal.default_int_handler)
-        handlers = {
-            number: handler
-            for number in _SIGNALS
-            if (handler := signal.getsignal(number)) in defaults
-        }
-        if (
-            threading.current_thread() is not threading.main_thread()
-        ):  # Python allows no handlers in others
-            handlers = {}
+        handlers = _default_handlers()
         self._limit = args.save_total_limit
         # Trainer would remove every folder with a name like `checkpoint-…`.
         with locked(args), changed(args, save_total_limit=None):
@@ -175,60 +184,93 @@ class Run(TrainerCallback):
         Returns the state to go on from. It writes nothing.
         """
         args = self.trainer.args
-        if late := changes(self._built_with, args.to_recipe()):
+        changed_since = changes(self._built_with, args.to_recipe())
+        if changed_since:
             raise ValueError(
-                f"args have changed since FarziTrainer was made: {late}; make another FarziTrainer"
+                f"args have changed since FarziTrainer was made: {changed_since}; make another"
+                " FarziTrainer"
             )
         folder = Path(args.output_dir)
         check_no_foreign(folder)  # for every save_strategy, because a signal makes every run save
         last, flaws = newest_whole(folder)
-        if resume_from_checkpoint is True and last is None:
+        self.checkpoint = self._chosen_checkpoint(folder, resume_from_checkpoint, last, flaws)
+        self.settings = as_written(self._settings())
+        self.non_finite_steps = 0
+        if self.checkpoint is None:
+            return None
+        self._check_checkpoint(self.checkpoint, is_whole=self.checkpoint == last)
+        return _state_of(self.checkpoint)
+
+    def _chosen_checkpoint(
+        self,
+        folder: Path,
+        resume_from_checkpoint: str | bool | None,
+        last: str | None,
+        flaws: Mapping[str, str],
+    ) -> str | None:
+        """The checkpoint to go on from; None for a new run. Raises ValueError if there is none, or
+        the run would mix its own with those of another one.
+
+        Args:
+            folder: of the run.
+            last: the latest whole checkpoint there.
+            flaws: of those after it, by name.
+        """
+        takes_last = resume_from_checkpoint is True
+        if takes_last and last is None:
             why = "".join(f"; of {name}: {flaw}" for name, flaw in flaws.items())
             raise ValueError(
                 f"resume_from_checkpoint=True, but output_dir={str(folder)!r} has no complete"
                 f" checkpoint{why}"
             )
-        checkpoint = last if resume_from_checkpoint is True else resume_from_checkpoint or None
-        self.checkpoint = checkpoint and str(checkpoint)
-        self._pass_over(flaws)
+        chosen = last if takes_last else resume_from_checkpoint or None
+        checkpoint = None if chosen is None else str(chosen)
+        self._pass_over(flaws, checkpoint)
         goes_on_here = (
-            self.checkpoint and Path(self.checkpoint).resolve().parent == folder.resolve()
+            checkpoint is not None and Path(checkpoint).resolve().parent == folder.resolve()
         )
-        if last is not None and not goes_on_here:  # checkpoints of two runs would mix
+        if last is not None and not goes_on_here:
             raise ValueError(
                 f"output_dir={str(folder)!r} holds {Path(last).name} of an earlier run, which a new"
                 " one would overwrite; go on from it with train(resume_from_checkpoint=True),"
                 " choose another output_dir, or remove it with"
                 " farzi_hf.distillation.run.discard_checkpoints(output_dir)"
             )
-        self.settings, self.non_finite_steps = as_written(self._settings()), 0
-        if not self.checkpoint:
-            return None
-        record = read_record(self.checkpoint)
-        if self.checkpoint != last and (flaw := flaw_of(self.checkpoint)):
+        return checkpoint
+
+    def _check_checkpoint(self, checkpoint: str, is_whole: bool) -> None:
+        """Raises ValueError unless the run can go on from a checkpoint: it is whole, and was made
+        with the same settings.
+
+        Args:
+            is_whole: whether that is known already. To know it, all its files are read.
+        """
+        record = read_record(checkpoint)
+        flaw = "" if is_whole else flaw_of(checkpoint)
+        if flaw:
             raise ValueError(
-                f"resume_from_checkpoint={self.checkpoint!r} is not whole: {flaw}; name another"
+                f"resume_from_checkpoint={checkpoint!r} is not whole: {flaw}; name another"
                 " one, or give True, which takes the latest whole one"
             )
-        if changed := changes(record.settings, self.settings):
+        different = changes(record.settings, self.settings)
+        if different:
             raise ValueError(
-                f"{changed}: a run goes on with its own settings, and {self.checkpoint} was made"
+                f"{different}: a run goes on with its own settings, and {checkpoint} was made"
                 " with others; give those, or begin a new run in another output_dir, which can go"
                 " on from a summary: farzi_data=…"
             )
-        if others := strangers(self.checkpoint, record):
-            self._say(
-                f"{self.checkpoint} holds what is not of it and is not read: {', '.join(others)}"
-            )
-        state = TrainerState.load_from_json(os.path.join(self.checkpoint, TRAINER_STATE_NAME))
-        best = best_beside(Path(self.checkpoint))
-        state.best_model_checkpoint = best and str(best)
-        return state
+        others = strangers(checkpoint, record)
+        if others:
+            self._say(f"{checkpoint} holds what is not of it and is not read: {', '.join(others)}")
 
-    def _pass_over(self, flaws: Mapping[str, str]) -> None:
-        """Says from which later checkpoints the run does not go on, and why."""
+    def _pass_over(self, flaws: Mapping[str, str], checkpoint: str | None) -> None:
+        """Says from which later checkpoints the run does not go on, and why.
+
+        Args:
+            checkpoint: from which it goes on.
+        """
         self._flawed |= flaws.keys()
-        instead = f"{self.checkpoint} is taken" if self.checkpoint else "the run begins anew"
+        instead = "the run begins anew" if checkpoint is None else f"{checkpoint} is taken"
         for name, flaw in flaws.items():
             self._say(f"{name} is passed over, {instead}: {flaw}")
 
@@ -239,27 +281,19 @@ class Run(TrainerCallback):
         self._said.add(line)
 
     def _settings(self) -> dict[str, Any]:
-        trainer, args = self.trainer, self.trainer.args
-
-        def facts(model: Learner) -> dict[str, Any]:
-            config = json.loads(model.model.config.to_json_string(use_diff=False))
-            return {
-                k: v
-                for k, v in config.items()
-                if not k.startswith("_") and k != "transformers_version"
-            }
-
+        """Everything on which the run depends."""
+        trainer = self.trainer
+        args = trainer.args
         settings = {**args.to_recipe(), **trainer.own_objective}
-        if (
-            settings.pop("trajectories") is not None and not trainer.own_objective
-        ):  # the folder may have moved
+        # The folder of trajectories may have moved; what was recorded there has to be the same.
+        trajectories = settings.pop("trajectories")
+        if trajectories is not None and not trainer.own_objective:
             settings["trajectories_recorded"] = TrajectoryBank(args.trajectories).fingerprint
+        teachers = [kind for kind in trainer.labelling.kinds if kind is not trainer.learner]
         return {
             **settings,
-            "learner": facts(trainer.learner),
-            "teachers": [
-                facts(kind) for kind in trainer.labelling.kinds if kind is not trainer.learner
-            ],
+            "learner": _facts_of(trainer.learner),
+            "teachers": [_facts_of(kind) for kind in teachers],
             "train_dataset": described_rows(trainer.train_dataset),
             "world_size": args.world_size,
         }
@@ -274,9 +308,9 @@ class Run(TrainerCallback):
         self._log_sums = LogSums(*sums)
         self.non_finite_steps = int(skipped)
         parts: dict[str, dict[str, Tensor]] = {"objective": {}, "rounding": {}}
-        for name, x in tensors.items():
-            part, _, own = name.partition(".")
-            parts[part][own] = x
+        for full_name, x in tensors.items():
+            part, _, name = full_name.partition(".")
+            parts[part][name] = x
         trainer.rounding.load_state_dict(parts["rounding"])
         if parts["objective"]:
             trainer.objective.load_state_dict(
@@ -297,20 +331,19 @@ class Run(TrainerCallback):
         """Trainer has begun the sums of its log anew, and knows the best checkpoint by the folder
         in which it was then.
         """
-        if self.checkpoint:
-            self.trainer.log_sums = self._log_sums
-            best = best_beside(Path(self.checkpoint))
-            state.best_model_checkpoint = best and str(best)
-        else:
+        if self.checkpoint is None:
             self.log_start()
+        else:
+            self.trainer.log_sums = self._log_sums
+            state.best_model_checkpoint = _best_for(self.checkpoint)
 
     def skip_step(self, step: int) -> None:
         """Counts an outer step whose meta-gradient is not finite. Raises FloatingPointError after
         too many.
         """
         self.non_finite_steps += 1
-        limit = self.trainer.args.max_non_finite
         skipped = self.non_finite_steps
+        limit = self.trainer.args.max_non_finite
         logger.warning(
             "Step %d: the meta-gradient is not finite; skipped (%d so far).", step, skipped
         )
@@ -364,12 +397,10 @@ class Run(TrainerCallback):
         log = [*trainer.log_sums, self.non_finite_steps]
         tensors = {"log": torch.tensor(log, dtype=torch.float64)}
         if isinstance(trainer.objective, ConfigurableObjective):
-            tensors |= {
-                f"objective.{name}": x for name, x in trainer.objective.state_dict().items()
-            }
-        tensors |= {
-            f"rounding.{name}": x.contiguous() for name, x in trainer.rounding.state_dict().items()
-        }
+            for name, x in trainer.objective.state_dict().items():
+                tensors[f"objective.{name}"] = x
+        for name, x in trainer.rounding.state_dict().items():
+            tensors[f"rounding.{name}"] = x.contiguous()
         save_tensors(self._process_file(folder), tensors)
         trainer.accelerator.wait_for_everyone()
 
@@ -380,7 +411,8 @@ class Run(TrainerCallback):
         """Makes the new checkpoint complete, with the checksums of its files in its record, and
         removes old checkpoints.
         """
-        args, state = self.trainer.args, self.trainer.state
+        args = self.trainer.args
+        state = self.trainer.state
         self.saved_step = state.global_step
         if not args.should_save:
             return
@@ -390,6 +422,31 @@ class Run(TrainerCallback):
         if self._limit:
             best = state.best_model_checkpoint
             keep_last(args.output_dir, self._limit, best, state.global_step, self._flawed)
+
+
+def _facts_of(learner: Learner) -> dict[str, Any]:
+    """The config of a learner's model, on which a run depends; not the version that wrote it."""
+    config = json.loads(learner.model.config.to_json_string(use_diff=False))
+    return {
+        name: value
+        for name, value in config.items()
+        if not name.startswith("_") and name != "transformers_version"
+    }
+
+
+def _state_of(checkpoint: str) -> TrainerState:
+    """The state that a checkpoint holds. The best checkpoint is the one beside it, wherever the
+    folder is now.
+    """
+    state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
+    state.best_model_checkpoint = _best_for(checkpoint)
+    return state
+
+
+def _best_for(checkpoint: str) -> str | None:
+    """The best checkpoint of the run that goes on from this one, if it is there."""
+    best = best_beside(Path(checkpoint))
+    return None if best is None else str(best)
 
 
 def peak_memory(device: torch.device) -> int:
@@ -408,22 +465,25 @@ def peak_memory(device: torch.device) -> int:
 
 
 def without_prediction_bar(progress: type[TrainerCallback]) -> type[TrainerCallback]:
-    """A class of Trainer's progress bars without that of an evaluation, which is of one student; a
-    resume's time left is by its own steps.
+    """A class of Trainer's progress bars without that of an evaluation, which is of one student.
+    The time that is left of a run that goes on is computed from its own steps alone.
     """
 
     def on_train_begin(
         self: Any, args: Any, state: TrainerState, control: Any, **kwargs: Any
     ) -> None:
         progress.on_train_begin(self, args, state, control, **kwargs)
-        if (bar := getattr(self, "training_bar", None)) is not None:
-            bar.initial = bar.n = self.current_step = state.global_step
+        bar = getattr(self, "training_bar", None)
+        if bar is not None:
+            bar.initial = state.global_step
+            bar.n = state.global_step
+            self.current_step = state.global_step
 
-    own = {
+    methods = {
         "on_prediction_step": TrainerCallback.on_prediction_step,
         "on_train_begin": on_train_begin,
     }
-    return type(progress.__name__, (progress,), own)
+    return type(progress.__name__, (progress,), methods)
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], inside: str = "") -> str:
@@ -432,14 +492,16 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], inside: str = "")
     A setting that only one side has is left out: another version of the package added or removed
     it, not the user.
     """
-    found = []
-    for name in [name for name in before if name in now]:
-        old, new = before[name], now[name]
+    said = []
+    for name, old in before.items():
+        if name not in now:
+            continue
+        new = now[name]
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found.append(changes(old, new, f"{inside}{name}."))
+            said.append(changes(old, new, f"{inside}{name}."))
         elif old != new:
-            found.append(f"{inside}{name} {old!s:.60} → {new!s:.60}")
-    return ", ".join(filter(None, found))
+            said.append(f"{inside}{name} {old!s:.60} → {new!s:.60}")
+    return ", ".join(filter(None, said))
 
 
 def locked(args: TrainingArguments) -> AbstractContextManager[None]:

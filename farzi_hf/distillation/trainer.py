@@ -1,6 +1,6 @@
 """FarziTrainer: a `transformers.Trainer` whose trained model is the summary.
 
-It holds its parts: the `Run` in its folder, `Students` that measure the summary, the rows, the
+It holds its parts: the `TrainingRun` in its folder, `Students` that measure the summary, the rows, the
 labels' source and the callbacks. Its methods are those of Trainer that differ here.
 """
 
@@ -38,7 +38,7 @@ from farzi_hf.distillation.rows import RealData, RealRows, run_check
 from farzi_hf.distillation.run import (
     START_SECONDS,
     LogSums,
-    Run,
+    TrainingRun,
     peak_memory,
     without_prediction_bar,
 )
@@ -55,13 +55,13 @@ from farzi_hf.tasks import LanguageModeling, Task
 
 logger = logging.getLogger(__name__)
 
+LearnerInit = Callable[[], PreTrainedModel] | PreTrainedConfig | PreTrainedModel
+"""What makes a learner, see `farzi_hf.Learner`."""
+
 _OF_EVERY_ENTRY = ("epoch", "step")
 """What Trainer adds to each entry of the log."""
 _SPEED = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
-
-
-LearnerInit = Callable[[], PreTrainedModel] | PreTrainedConfig | PreTrainedModel
-"""What makes a learner, see `farzi_hf.Learner`."""
+"""The ends of the names of those metrics that tell how fast Trainer has evaluated."""
 
 
 class MicroStep(NamedTuple):
@@ -148,66 +148,38 @@ class FarziTrainer(Trainer):
         learner_init: LearnerInit | None = None,
         **kwargs: Any,
     ) -> None:
-        if (model_init is None) == (learner_init is None):
-            given = "neither of model_init and learner_init is"
-            if model_init is not None:
-                given = "both of model_init and learner_init are"
-            raise TypeError(
-                f"{given} given: one of them makes the learner;"
-                " give a function that returns a model, or a config"
-            )
-        if not isinstance(args, FarziConfig):
-            raise TypeError(
-                f"args is {type(args).__name__}; give a FarziConfig, for instance"
-                " FarziConfig('out')"
-            )
-        run_check("output_dir", check_destination, Path(args.output_dir))
-        if task is not None and processing_class is not None:
-            raise ValueError(
-                "task and processing_class are both given: leave the second out, the task has one"
-            )
-        if not isinstance(task, Task | None):
-            raise TypeError(
-                f"task is {type(task).__name__}; give a task, such as LanguageModeling(tokenizer)"
-            )
+        learner_init = _one_of(model_init, learner_init)
+        _check_arguments(args, task, processing_class, objective)
         self.task = task or LanguageModeling(processing_class)
-        self.learner = Learner(
-            learner_init if model_init is None else model_init,
-            checkpoint_layers=args.checkpoint_layers,
-        )
+        self.learner = Learner(learner_init, checkpoint_layers=args.checkpoint_layers)
         self.labelling = Labelling.by(teacher, self.learner)
-        if LABELS[args.labels].carries_teacher and self.labelling != self.labelling.first:
-            raise ValueError(
-                "teacher has several models, labels='teacher' has one: give the best, or"
-                " labels='own', their mean"
-            )
-        limit = self.learner.readable(args.sequence_length)
-        if limit < args.sequence_length:
-            raise ValueError(
-                f"sequence_length={args.sequence_length}, the learner reads {limit} positions:"
-                " lower it"
-            )
+        self._check_models(args)
         collator = data_collator or self.task.collator
         self._real_rows = RealRows(self.task, self.learner, collator, args.sequence_length)
         self.sequences = (train_dataset, eval_dataset)
         """What was given, before it is cut into rows."""
         train_dataset = self._real_rows.training(train_dataset, args)
         summary = self._summary(args, farzi_data, train_dataset)
+        # Teachers complete the start of a new summary, unless somebody changes it before.
+        is_open = farzi_data is None and LABELS[args.labels].by_teachers
+        has_rows = train_dataset is not None
+        self._open_start = summary.fingerprint() if is_open and has_rows else None
+        """The fingerprint of a start that teachers have to complete."""
         of_task = {
             "compute_metrics": self.task.compute_metrics,
             "preprocess_logits_for_metrics": self.task.preprocess_logits_for_metrics,
         }
         # A list of item names is saved with the summary. A checkpoint could not save it.
-        named = hasattr(summary.processing_class, "save_pretrained")
+        is_tokenizer = hasattr(summary.processing_class, "save_pretrained")
         # Trainer refuses a stream that is read for no step.
-        unread_stream = isinstance(train_dataset, RowStream) and args.max_steps == 0
-        with changed(args, max_steps=1 if unread_stream else args.max_steps):
+        is_unread_stream = isinstance(train_dataset, RowStream) and args.max_steps == 0
+        with changed(args, max_steps=1 if is_unread_stream else args.max_steps):
             super().__init__(
                 model=summary,
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=self._real_rows.evaluation(eval_dataset),
-                processing_class=summary.processing_class if named else None,
+                processing_class=summary.processing_class if is_tokenizer else None,
                 data_collator=collator,
                 **{**of_task, **kwargs},
             )
@@ -215,11 +187,6 @@ class FarziTrainer(Trainer):
         self.learner.to(self.args.device)
         self.training = args.make_training(self.model.forms)
         self.rounding = Rounding()
-        if objective is not None and args.objective != args.settings["objective"].default:
-            raise ValueError(
-                f"objective is given, and args.objective={args.objective!r} names another; leave"
-                " one out"
-            )
         self.objective = objective or args.make_objective(
             self.learner, self.training, self.real_data
         )
@@ -231,27 +198,41 @@ class FarziTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self._student: Parameters | None = None
         self._own_optimizer = self.optimizer is None
-        # Both by the fingerprint of the summary: its metrics, and what a carried teacher gives away.
         self._evaluations: dict[str, dict[str, float]] = {}
+        """The metrics of summaries that were evaluated, by their fingerprints."""
         self._memory: dict[str, dict[str, Any]] = {}
+        """What carried teachers give away, by the fingerprints of their summaries."""
         self._begin_steps()
-        self.run = Run(self)
+        self.run = TrainingRun(self)
         self.add_callback(self.run)
         if not args.disable_tqdm:
             self.remove_callback(DEFAULT_PROGRESS_CALLBACK)
             self.add_callback(without_prediction_bar(DEFAULT_PROGRESS_CALLBACK))
 
+    def _check_models(self, args: FarziConfig) -> None:
+        """Raises ValueError if the teachers are too many for the labels, or the learner cannot read
+        a whole row.
+        """
+        if LABELS[args.labels].carries_teacher and self.labelling.has_several:
+            raise ValueError(
+                "teacher has several models, labels='teacher' has one: give the best, or"
+                " labels='own', their mean"
+            )
+        limit = self.learner.readable(args.sequence_length)
+        if limit < args.sequence_length:
+            raise ValueError(
+                f"sequence_length={args.sequence_length}, the learner reads {limit} positions:"
+                " lower it"
+            )
+
     def _summary(
         self, args: FarziConfig, farzi_data: FarziData | None, rows: Dataset | RowStream | None
     ) -> FarziData:
         """The summary to train: the one that is given, or a new one at its start."""
-        form = LABELS[args.labels]
         config = self._summary_config(args, farzi_data)
-        self._open_start: str | None = None
-        """The fingerprint of a start that teachers have to complete."""
         if farzi_data is None:
             summary = FarziData(config)
-            if form.carries_teacher:
+            if LABELS[args.labels].carries_teacher:
                 self._check_teacher(summary)
         else:
             farzi_data.config.check_equal(config)
@@ -259,9 +240,8 @@ class FarziTrainer(Trainer):
         if self.task.processing_class is not None:  # an error should come before the training
             summary.adopt_processing_class(self.task.processing_class, "processing_class")
         if farzi_data is None and rows is not None:
-            args.make_start()(summary, rows, args.seed)
-            if form.by_teachers:
-                self._open_start = summary.fingerprint()
+            start = args.make_start()
+            start(summary, rows, args.seed)
         return summary
 
     def _summary_config(self, args: FarziConfig, farzi_data: FarziData | None) -> FarziDataConfig:
@@ -269,13 +249,13 @@ class FarziTrainer(Trainer):
         label_dim = None
         if "label_dim" in LABELS[args.labels].fields:  # by default as wide as a teacher's head
             given = self.labelling.given
-            of_labels = self.labelling.kinds[0] if given is None else Learner(given[0])
-            label_dim = linear_head(of_labels).width
+            teacher = self.labelling.kinds[0] if given is None else Learner(given[0])
+            label_dim = linear_head(teacher).width
         if farzi_data is None:
-            teacher = plain_config(self.labelling.model.config)
+            teacher_config = plain_config(self.labelling.model.config)
         else:
-            teacher = farzi_data.config.teacher
-        return args.summary_config(self.learner.vocab_size, label_dim, teacher)
+            teacher_config = farzi_data.config.teacher
+        return args.summary_config(self.learner.vocab_size, label_dim, teacher_config)
 
     def _check_teacher(self, summary: FarziData) -> None:
         """Raises ValueError unless the teacher can be made again of the config in the summary."""
@@ -285,8 +265,8 @@ class FarziTrainer(Trainer):
         check_made_again(self.labelling.model, summary.teacher, ids, "teacher", remedy)
 
     def _begin_steps(self) -> None:
-        """No micro-batch was read, and no step is timed."""
-        self._micro_step = MicroStep(-1, 0)
+        """Forgets what an earlier training has counted and timed."""
+        self._last_micro_step: MicroStep | None = None
         self._pace = Pace()
 
     # -- training ----------------------------------------------------------------------------------
@@ -336,11 +316,8 @@ class FarziTrainer(Trainer):
         if self.args.push_to_hub:
             try:
                 self.push_to_hub(commit_message="End of training")
-            except (
-                HTTPError,
-                OSError,
-                RuntimeError,
-            ) as error:  # nothing of the summary is on the disk yet
+            except (HTTPError, OSError, RuntimeError) as error:
+                # Nothing of the summary is on the disk yet, so it must not be lost.
                 logger.error(
                     "The summary is not pushed: %s. Call save_model() or push_to_hub().", error
                 )
@@ -363,6 +340,7 @@ class FarziTrainer(Trainer):
             return super().train(self.run.checkpoint, **kwargs)
 
     def _warn_of_size(self) -> None:
+        """Warns of a summary that has more bytes than the data."""
         if not isinstance(self.train_dataset, Dataset):
             return
         count = len(stored_sequences(self.train_dataset)[0])
@@ -426,28 +404,32 @@ class FarziTrainer(Trainer):
         # After the last micro-batch the gradient is summed over all of them and over processes, so
         # that all processes decide alike.
         if self.accelerator.sync_gradients:
-            norms = [
-                torch.linalg.vector_norm(p.grad)
-                for p in self.model.parameters()
-                if p.grad is not None
-            ]
-            # As clipping computes it: infinite for entries that are large but finite, which
-            # clipping would set to zero.
-            if norms and not torch.isfinite(torch.stack(norms).norm()):
+            if not self._has_finite_norm():
                 self.model.zero_grad()  # the optimizer then leaves latents and decoder as they are
                 self.run.skip_step(self.state.global_step)
             self._pace.steps += 1
         self._pace.seconds += time.perf_counter() - started
         return loss
 
+    def _has_finite_norm(self) -> bool:
+        """Whether the meta-gradient has a finite norm, as clipping computes it. Entries that are
+        finite and large may have an infinite one, and clipping would set them to zero.
+        """
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if not gradients:
+            return True
+        norms = torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients])
+        return bool(torch.isfinite(norms.norm()))
+
     def _learner_seed(self) -> int:
         """The seed of this micro-batch's learner: a function of seed, global step and the
         micro-batch's number over all processes.
         """
         step = self.state.global_step
-        last = self._micro_step
-        number = last.number + 1 if last.step == step else 0
-        self._micro_step = MicroStep(step, number)
+        last = self._last_micro_step
+        is_first = last is None or last.step != step
+        number = 0 if is_first else last.number + 1
+        self._last_micro_step = MicroStep(step, number)
         position = number * self.args.world_size + self.args.process_index
         return derive(self.args.seed, Purpose.OUTER_STEP, step, position)
 
@@ -464,9 +446,11 @@ class FarziTrainer(Trainer):
 
     @property
     def log_sums(self) -> LogSums:
-        """From what the losses of the log are made. A run that goes on sets them."""
+        """The sums from which the losses of the log are made. A run that goes on sets them."""
         return LogSums(
-            float(self._tr_loss), self._total_loss_scalar, float(self._globalstep_last_logged)
+            loss=float(self._tr_loss),
+            total_loss=self._total_loss_scalar,
+            logged_step=float(self._globalstep_last_logged),
         )
 
     @log_sums.setter
@@ -485,19 +469,20 @@ class FarziTrainer(Trainer):
     @property
     def held_out(self) -> Dataset | None:
         """The rows of `eval_dataset`; the first of several sets."""
-        several = isinstance(self.eval_dataset, Mapping)
-        return next(iter(self.eval_dataset.values())) if several else self.eval_dataset
+        if isinstance(self.eval_dataset, Mapping):
+            return next(iter(self.eval_dataset.values()))
+        return self.eval_dataset
 
     @property
     def real_data(self) -> RealData:
         """What teachers train on, and what they stop early by."""
         return RealData(
-            self.train_dataset,
-            self.data_collator,
-            self.args.device,
-            self._quiet,
-            self.held_out,
-            self.task.ranked,
+            dataset=self.train_dataset,
+            collator=self.data_collator,
+            device=self.args.device,
+            quiet=self._quiet,
+            held_out=self.held_out,
+            ranked=self.task.ranked,
         )
 
     @property
@@ -513,15 +498,14 @@ class FarziTrainer(Trainer):
     @property
     def students(self) -> Students:
         """Trains students on the summary as it is now, with the settings of the inner loop."""
-        args = self.args
         return Students(
-            self.learner,
-            self.model,
-            self.training,
-            args.inner_steps,
-            args.seed,
-            args.device,
-            self._quiet,
+            learner=self.learner,
+            farzi=self.model,
+            training=self.training,
+            steps=self.args.inner_steps,
+            seed=self.args.seed,
+            device=self.args.device,
+            quiet=self._quiet,
         )
 
     def evaluate(
@@ -544,12 +528,12 @@ class FarziTrainer(Trainer):
         count = self.args.eval_students
         # A data loader draws a random number, on which training must not depend.
         with torch.random.fork_rng(devices=[]):
-            rows = self._real_rows.evaluated(eval_dataset, self.eval_dataset)
-            # Trainer keeps loaders with persistent workers, but it keeps one for all data sets
-            # given here; not those for tests.
+            sets = self._real_rows.evaluated(eval_dataset, self.eval_dataset)
+            # Not get_eval_dataloader: with persistent workers Trainer keeps a loader, and would use
+            # it for every other set that is given here.
             loaders = {
-                f"{metric_key_prefix}{name}": self.get_test_dataloader(x)
-                for name, x in rows.items()
+                f"{metric_key_prefix}{name}": self.get_test_dataloader(rows)
+                for name, rows in sets.items()
             }
             metrics = self.students.evaluated(count, partial(self._measured, loaders))
         metrics[f"{metric_key_prefix}_students"] = count
@@ -576,15 +560,19 @@ class FarziTrainer(Trainer):
     def _measured(
         self, loaders: Mapping[str, DataLoader], index: int, student: Parameters
     ) -> dict[str, float]:
+        """The metrics of student number `index` on the data of each loader, which is named by the
+        prefix of its metrics.
+        """
         self._student = student
         metrics: dict[str, float] = {}
         only_loss = True if self.compute_metrics is None else None
         for prefix, loader in loaders.items():
-            metrics |= self.evaluation_loop(
+            output = self.evaluation_loop(
                 loader, f"Student {index + 1}", only_loss, metric_key_prefix=prefix
-            ).metrics
+            )
+            metrics |= output.metrics
         self._student = None
-        return {k: float(v) for k, v in metrics.items() if not k.endswith(_SPEED)}
+        return {name: float(x) for name, x in metrics.items() if not name.endswith(_SPEED)}
 
     def get_train_dataloader(self) -> DataLoader:
         """As in `Trainer`. The order of its rows follows `args.seed`, whatever the caller's random
@@ -619,10 +607,11 @@ class FarziTrainer(Trainer):
         with torch.no_grad():
             logits = self.learner.logits(self._student, inputs)
             loss, count = shifted_cross_entropy(logits, inputs["labels"])
-        references = tuple(inputs[name] for name in self.label_names)
-        references = references[0] if len(references) == 1 else references
         mean = loss / count
-        return (mean, None, None) if prediction_loss_only else (mean, logits, references)
+        if prediction_loss_only:
+            return mean, None, None
+        labels = tuple(inputs[name] for name in self.label_names)
+        return mean, logits, labels[0] if len(labels) == 1 else labels
 
     def _set_signature_columns_if_needed(self) -> None:
         if self._signature_columns is None:  # the columns of the learner, not of FarziData.forward
@@ -742,4 +731,44 @@ class FarziTrainer(Trainer):
         return self.model.push_to_hub(repo_id, **{**self._artefact(), **settings})
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Nothing: Trainer's method uploads the files of a *model* repository."""
+        """Does nothing: Trainer's method uploads the files of a *model* repository."""
+
+
+def _one_of(model_init: LearnerInit | None, learner_init: LearnerInit | None) -> LearnerInit:
+    """The one that is given. Raises TypeError unless exactly one is."""
+    if (model_init is None) == (learner_init is None):
+        given = "neither of model_init and learner_init is"
+        if model_init is not None:
+            given = "both of model_init and learner_init are"
+        raise TypeError(
+            f"{given} given: one of them makes the learner;"
+            " give a function that returns a model, or a config"
+        )
+    return learner_init if model_init is None else model_init
+
+
+def _check_arguments(
+    args: Any, task: Any, processing_class: Any, objective: Objective | None
+) -> None:
+    """Raises TypeError or ValueError for arguments of a `FarziTrainer` that are unusable, or
+    contradict each other.
+    """
+    if not isinstance(args, FarziConfig):
+        raise TypeError(
+            f"args is {type(args).__name__}; give a FarziConfig, for instance FarziConfig('out')"
+        )
+    run_check("output_dir", check_destination, Path(args.output_dir))
+    if task is not None and processing_class is not None:
+        raise ValueError(
+            "task and processing_class are both given: leave the second out, the task has one"
+        )
+    if not isinstance(task, Task | None):
+        raise TypeError(
+            f"task is {type(task).__name__}; give a task, such as LanguageModeling(tokenizer)"
+        )
+    names_objective = args.objective != args.settings["objective"].default
+    if objective is not None and names_objective:
+        raise ValueError(
+            f"objective is given, and args.objective={args.objective!r} names another; leave"
+            " one out"
+        )

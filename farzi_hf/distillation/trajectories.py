@@ -116,29 +116,31 @@ def record_trajectories(
         # cannot go on
         "streams": 2,
     }
-    data, (rank, processes) = RealData(train_dataset, data_collator, device), world()
+    data = RealData(train_dataset, data_collator, device)
+    rank, processes = world()
 
     def record(i: int) -> None:
-        batches = real_batches(
-            data, batch_size, steps, derive(seed, Purpose.RECORDED_MINIBATCHES, i)
-        )
+        of_batches = derive(seed, Purpose.RECORDED_MINIBATCHES, i)
+        batches = real_batches(data, batch_size, steps, of_batches)
         start = learner.initial_parameters(derive(seed, Purpose.RECORDED_START, i), device)
-        loss = lambda params, step: learner.hard_loss(params, batches(step))  # noqa: E731
+
+        def loss(params: Parameters, step: int) -> Tensor:
+            return learner.hard_loss(params, batches(step))
+
         trained = train_on(loss, optimizer, start, steps=steps, every=save_every)
-        checkpoints = [
-            learner.without_shared(x) for x in chain([start], (state.params for state in trained))
-        ]
+        thetas = chain([start], (state.params for state in trained))
+        checkpoints = [learner.without_shared(theta) for theta in thetas]
         shard = {name: torch.stack([x[name].cpu() for x in checkpoints]) for name in checkpoints[0]}
         save_tensors(_shard(folder, i), shard)
         logger.info("%s: trajectory %d of %d.", folder, i, num)
 
     def record_missing() -> None:
-        for i in (i for i in range(rank, num, processes) if not _shard(folder, i).exists()):
-            record(i)
+        for i in range(rank, num, processes):
+            if not _shard(folder, i).exists():
+                record(i)
 
-    agreed(
-        lambda: None if rank else _adopt_manifest(folder, manifest)
-    )  # the first process writes it
+    # The first process writes the manifest, and then all read it.
+    agreed(lambda: None if rank else _adopt_manifest(folder, manifest))
     agreed(lambda: _adopt_manifest(folder, manifest))
     agreed(record_missing)
     return TrajectoryBank(folder, num)
@@ -151,11 +153,8 @@ def _adopt_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     before = _read_manifest(folder)
     for name, value in as_written(manifest).items():
         if before.get(name) != value:
-            details = (
-                f" ({before.get(name)}, now {value})"
-                if name not in ("parameters", "model", "data")
-                else ""
-            )
+            is_long = name in ("parameters", "model", "data")
+            details = "" if is_long else f" ({before.get(name)}, now {value})"
             raise ValueError(
                 f"folder={str(folder)!r} has trajectories of other {name}{details}: choose another"
                 " folder"
@@ -207,17 +206,19 @@ class TrajectoryBank:
         )
 
     def __init__(self, folder: str | Path, num: int | None = None):
-        self.folder, self.manifest = Path(folder), _read_manifest(Path(folder))
-        found = sorted(self.folder.glob("trajectory-*.safetensors"))
-        self._shards = (
-            found if num is None else [_shard(self.folder, trajectory) for trajectory in range(num)]
-        )
-        if not found or set(self._shards) - set(found):
+        self.folder = Path(folder)
+        self.manifest = _read_manifest(self.folder)
+        recorded = sorted(self.folder.glob("trajectory-*.safetensors"))
+        self._shards = recorded
+        if num is not None:
+            self._shards = [_shard(self.folder, trajectory) for trajectory in range(num)]
+        if not recorded or set(self._shards) - set(recorded):
             raise ValueError(
-                f"folder={str(folder)!r} has {len(found)} of the first {num or 1} trajectories;"
+                f"folder={str(folder)!r} has {len(recorded)} of the first {num or 1} trajectories;"
                 " record them"
             )
-        self.steps, self.save_every = self.manifest["steps"], self.manifest["save_every"]
+        self.steps = self.manifest["steps"]
+        self.save_every = self.manifest["save_every"]
         self._checked: set[int] = set()  # trajectories that are whole
 
     def __len__(self) -> int:
@@ -294,17 +295,19 @@ class TrajectoryBank:
                 f"steps={steps}: folder={str(self.folder)!r} has checkpoints every"
                 f" {self.save_every} steps up to {self.steps}; give one of these"
             )
-        trajectory, start = self._draw(seed, self.steps - steps, last_step)
-        return self.checkpoint(trajectory, start, device), self.checkpoint(
-            trajectory, start + steps, device
-        )
+        trajectory, first_step = self._draw(seed, self.steps - steps, last_step)
+        start = self.checkpoint(trajectory, first_step, device)
+        end = self.checkpoint(trajectory, first_step + steps, device)
+        return start, end
 
     def _draw(self, seed: int, latest: int, last_step: int | None) -> tuple[int, int]:
         """A trajectory and one of its steps, drawn from `seed`."""
         generator = stream(seed, Purpose.TRAJECTORY)
-        latest = latest if last_step is None else min(latest, last_step)
+        if last_step is not None:
+            latest = min(latest, last_step)
         trajectory = int(generator.integers(len(self)))
-        return trajectory, int(generator.integers(latest // self.save_every + 1)) * self.save_every
+        checkpoint = int(generator.integers(latest // self.save_every + 1))
+        return trajectory, checkpoint * self.save_every
 
 
 # -- starts of inner loops -------------------------------------------------------------------------

@@ -161,7 +161,7 @@ def row_of_step(table: Tensor, step: int | Tensor) -> Tensor:
     return table.index_select(0, step.view(1) - 1)[0]
 
 
-# -- the compiled functions --------------------------------------------------------------------------
+# -- the compiled functions ------------------------------------------------------------------------
 
 
 def _gradient(

@@ -142,31 +142,36 @@ class InnerLoop:
         inputs = input_leaves(inputs)
         for g in self._parts(w, inputs, t, create_graph=True):
             yield GradientGraph(w, inputs, g)
-            del g  # no graph is in memory beside that of the next part
+            del g  # as in `_parts`
 
     def replayed_gradient(self, w: Buffers, inputs: Buffers, t: int) -> Buffers:
         """g_t at `w`, clipped, bit for bit as `reverse` will compute it: with its graph, and so
         with the same kernels.
         """
-        # `map` keeps no graph while the next one is made; the variable of a loop would.
-        return self.optimizer.clip(_total(map(_without_graph, self.graphs(w, inputs, t))))
+        # The variable of a loop would keep a graph in memory while the next one is made. `map`
+        # keeps none.
+        parts = map(_without_graph, self.graphs(w, inputs, t))
+        return self.optimizer.clip(_total(parts))
 
     def clipped(self, graph: GradientGraph) -> Buffers:
         """The gradient of a graph, clipped, without the graph."""
         return self.optimizer.clip(_without_graph(graph))
 
     def _parts(self, w: Buffers, inputs: Buffers, t: int, create_graph: bool) -> Iterator[Buffers]:
-        """The gradients of the parts of the loss. Only the loss runs under autocast."""
+        """The gradients of the parts of the loss, at least one. Only the loss runs under
+        autocast.
+        """
         step = self.global_step(t)
         with torch.enable_grad(), autocast(self.autocast):
             losses = _each(self.inner_loss(self.layout.unflatten(w), inputs, step))
-            loss = next(losses, None)
+            loss = next(losses, None)  # None, a loss without parts, is refused
         while True:
-            _check_loss(loss, step)  # None, too: there has to be one part
+            _check_loss(loss, step)
             g = torch.autograd.grad(loss, w, create_graph=create_graph, materialize_grads=True)
+            # No graph is in memory beside that of the next part.
             del loss
             yield g
-            del g  # no graph is in memory beside that of the next part
+            del g
             with torch.enable_grad(), autocast(self.autocast):
                 loss = next(losses, None)
             if loss is None:
@@ -175,7 +180,7 @@ class InnerLoop:
     # -- forward -----------------------------------------------------------------------------------
 
     def start(self, w: Buffers) -> States:
-        """The states before the first step to take, in new buffers."""
+        """The states before the first step that is left to take, in new buffers."""
         if self.reached is not None:
             return tuple(tuple(x.detach().clone() for x in state) for state in self.reached)
         return tuple(
@@ -246,8 +251,8 @@ class InnerLoop:
             unclipped = _without_graph(graph)
         g = self.optimizer.clip(unclipped)
         dgs = []
-        for each in derivatives:
-            dg = self._pullback(t, before, after, g, each.states)
+        for of_loss in derivatives:
+            dg = self._pullback(t, before, after, g, of_loss.states)
             dgs.append(self.optimizer.clip_pullback(unclipped, dg))
         # The network is differentiated at the parameters before the step, which `before` still
         # holds: the pullback has changed the derivatives alone.
@@ -281,11 +286,10 @@ class InnerLoop:
             for rows in chunks(g[group], portions(g[group]).update):
                 state = _part(before[group], rows)
                 g_part = g[group][rows]
-                accumulators = (
-                    optimizer.step(state, g_part, t, lr)[1:]
-                    if after is None
-                    else after(group, rows)
-                )
+                if after is None:
+                    accumulators = optimizer.step(state, g_part, t, lr)[1:]
+                else:
+                    accumulators = after(group, rows)
                 cotangent = _part(cotangents[group], rows)
                 dg[group][rows] = optimizer.pullback(
                     state[0], accumulators, g_part, cotangent, t, lr
@@ -303,23 +307,25 @@ def _add_products(
     if is_linear:
         return
     last = len(derivatives) - 1
-    for number, (dg, each) in enumerate(zip(dgs, derivatives, strict=True)):
+    for number, (dg, of_loss) in enumerate(zip(dgs, derivatives, strict=True)):
         pairs = zip(graph.g, dg, strict=True)
         vectors = [vector for flat, vector in pairs if flat.requires_grad]
         products = torch.autograd.grad(
             g, sources, vectors, allow_unused=True, retain_graph=number < last
         )
-        dw = weights(each.states)
-        for total, product in zip((*dw, *each.inputs), products, strict=True):
+        dw = weights(of_loss.states)
+        for total, product in zip((*dw, *of_loss.inputs), products, strict=True):
             if product is not None:
                 total.add_(product)
 
 
 def _without_graph(graph: GradientGraph) -> Buffers:
+    """The gradient of a graph, not clipped."""
     return tuple(flat.detach() for flat in graph.g)
 
 
 def _sum(g: Buffers, other: Buffers) -> Buffers:
+    """g + other, buffer by buffer."""
     return tuple(a + b for a, b in zip(g, other, strict=True))
 
 
@@ -334,7 +340,7 @@ def _part(state: State, rows: slice) -> State:
 
 
 def _each(loss: Tensor | Iterable[Tensor]) -> Iterator[Tensor]:
-    """The parts of a loss. What is neither a tensor nor has parts is one, which `_check_loss`
+    """The parts of a loss. A loss of a wrong type counts as one part, which `_check_loss`
     refuses.
     """
     has_parts = isinstance(loss, Iterable) and not isinstance(loss, Tensor)
@@ -347,6 +353,7 @@ def summed(loss: Tensor | Iterable[Tensor]) -> Tensor:
 
 
 def _check_loss(loss: Any, step: int) -> None:
+    """Raises ValueError unless a loss is a scalar with a graph."""
     is_scalar = isinstance(loss, Tensor) and loss.dim() == 0
     if not (is_scalar and loss.requires_grad):
         shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""

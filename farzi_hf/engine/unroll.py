@@ -146,7 +146,7 @@ def gradients(
     with torch.inference_mode(False), torch.enable_grad():
         loop, w = _loop(inner_loss, params, inputs, optimizer, steps, None, 1, torch_compile)
         with no_autocast(loop.autocast):
-            adjoint = _usable(adjoint, loop, w, inputs, LEAN)
+            adjoint = _usable(adjoint, loop, w, inputs, times_leanest=LEAN)
             return adjoint.gradients(loop, w, inputs, losses)
 
 
@@ -181,7 +181,7 @@ class Candidate(NamedTuple):
     """An adjoint that can differentiate a loop."""
 
     adjoint: Adjoint
-    """It itself."""
+    """With its default settings."""
     need: float
     """Bytes that it needs, by an estimate."""
     limit: float
@@ -211,7 +211,7 @@ def choose_adjoint(
     candidates = _candidates(loop, w, inputs, times_leanest)
     fitting = [candidate for candidate in candidates if candidate.fits]
     if fitting:
-        chosen = fitting[0]  # the table has the fastest first
+        chosen = fitting[0]  # `ADJOINTS` has the fastest first
         level = logging.INFO
         reason = "the fastest that fits"
     else:
@@ -226,10 +226,12 @@ def choose_adjoint(
 def _candidates(
     loop: InnerLoop, w: Buffers, inputs: Buffers, times_leanest: float
 ) -> list[Candidate]:
-    """The adjoints that can be chosen for a loop, in the order of their table."""
+    """The adjoints that can be chosen for a loop, in the order of `ADJOINTS`. One with a share of 0
+    is never chosen.
+    """
     graph = graph_bytes(loop, w, inputs)
-    kinds = [kind for kind in ADJOINTS.values() if kind.share > 0]
-    adjoints = [adjoint for adjoint in (kind() for kind in kinds) if not adjoint.refusal(loop)]
+    every_adjoint = [kind() for kind in ADJOINTS.values() if kind.share > 0]
+    adjoints = [adjoint for adjoint in every_adjoint if adjoint.refusal(loop) is None]
     needs = [adjoint.memory(loop, w, inputs, graph) for adjoint in adjoints]
     most = times_leanest * min(needs)
     memory = _memory(w[0])
@@ -258,8 +260,13 @@ def _usable(
     inputs: Buffers,
     times_leanest: float = math.inf,
 ) -> Adjoint:
-    """The adjoint that was given, or the best one; a ValueError if none, or not this one, can
-    differentiate the loop.
+    """The adjoint that was given, or the one that is chosen where none is.
+
+    Args:
+        times_leanest: limits the choice, see `choose_adjoint`.
+
+    Raises:
+        ValueError: the adjoint, or every one, cannot differentiate the loop.
     """
     if not loop.optimizer.elementwise:
         name = type(loop.optimizer).__name__
@@ -290,7 +297,7 @@ def _loop(
 ) -> tuple[InnerLoop, Buffers]:
     """The loop, and the parameters at its start."""
     _check(start, inputs, optimizer, steps, window)
-    kind = _kind(torch_compile)
+    loop_class = _loop_class(torch_compile)
     if isinstance(start, TrainingState):
         layout = start.layout
         w = weights(start.states)
@@ -302,7 +309,7 @@ def _loop(
         taken = 0
         reached = None
     _warn_of_tf32(w[0])
-    loop = kind(
+    loop = loop_class(
         inner_loss=inner_loss,
         optimizer=optimizer,
         layout=layout,
@@ -317,8 +324,8 @@ def _loop(
     return loop, w
 
 
-def _kind(torch_compile: bool | str) -> type[InnerLoop]:
-    """The class of the loop. ValueError for a mode that the compiler does not have."""
+def _loop_class(torch_compile: bool | str) -> type[InnerLoop]:
+    """The class of the loop. Raises ValueError for a mode that the compiler does not have."""
     if not isinstance(torch_compile, str):
         return CompiledLoop if torch_compile else InnerLoop
     modes = torch._inductor.list_mode_options()
@@ -330,6 +337,7 @@ def _kind(torch_compile: bool | str) -> type[InnerLoop]:
 
 
 def _warn_of_tf32(x: Tensor) -> None:
+    """Warns, once, if torch rounds the factors of matrix products on the tensor's device."""
     if not x.is_cuda:
         return
     matmul = torch.backends.cuda.matmul
@@ -376,12 +384,13 @@ def _check(params: Any, inputs: Any, optimizer: Any, steps: Any, window: Any) ->
 
 
 def _are_tensors(values: Iterable[Any]) -> bool:
+    """Whether all of these are tensors."""
     return all(isinstance(x, Tensor) for x in values)
 
 
 def _continues(training: TrainingState, optimizer: InnerOptimizer) -> bool:
-    """Whether the optimizer may be that of the training: it has the same groups, and as many
-    accumulators.
+    """Whether the optimizer may be that of the training: each group has one optimizer, with as many
+    accumulators as its state has.
     """
     optimizers = optimizer.by_parameter(training.layout.sizes)
     for names, state in zip(training.layout.groups, training.states, strict=True):

@@ -16,7 +16,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from datasets import Dataset
@@ -30,15 +30,14 @@ from farzi_hf.common.text import publishable, terminal_text
 from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.endless import DrawnRows, EndlessRows, RowsDataset
-from farzi_hf.summary.forms import forms_of
+from farzi_hf.summary.forms import TokenInputs, forms_of
 from farzi_hf.summary.from_teacher import labelled, materialized, summary_of_teacher
-from farzi_hf.summary.inner_settings import inner_optimizer, stock_arguments
-from farzi_hf.summary.origins import Origin
+from farzi_hf.summary.inner_settings import inner_optimizer, training_arguments
+from farzi_hf.summary.origins import REAL, Origin
 from farzi_hf.summary.reading import Decoded, check_numbers, hard_rows
 from farzi_hf.summary.real_rows import summary_of_rows
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.soft_training import SoftTokenCollator
-from farzi_hf.summary.start import start as start_of_student
 from farzi_hf.summary.store.budget import Budget, OverBudgetError
 from farzi_hf.summary.store.card import OF_THE_DATA
 from farzi_hf.summary.store.contents import Contents
@@ -47,12 +46,35 @@ from farzi_hf.summary.store.hub import fetch_artefact, upload_artefact
 from farzi_hf.summary.store.tensor_file import STORAGES, fingerprint, load_tensors
 from farzi_hf.summary.store.untrusted import load_vocabulary
 from farzi_hf.summary.store.writing import Results, load_results, read_plots, write_artefact
+from farzi_hf.summary.student_starts import STUDENT_STARTS, StudentStart, start_of
 from farzi_hf.summary.teacher import CarriedTeacher
 
 logger = logging.getLogger(__name__)
 
-_WRITTEN = 3  # ids that a teacher writes when it is loaded
-_SHOWN_TOKENS = 5  # likeliest tokens of each position, in the artefact's tables
+_WRITTEN = 3
+"""Ids that a teacher writes when a summary is loaded, to see whether it can."""
+_SHOWN_TOKENS = 5
+"""Likeliest tokens of each position in the artefact's tables."""
+
+
+class _ResultsOfTensors(NamedTuple):
+    """What was saved or loaded with a summary, and the tensors to which it belongs."""
+
+    results: Results
+    """Metrics, recipe and plots."""
+    fingerprint: str
+    """Of the tensors. Empty: of none that the summary has had."""
+
+
+class _FileSize(NamedTuple):
+    """The bytes of a summary's tensors in a file that was read."""
+
+    nbytes: int
+    """Of all of them."""
+    storage: str
+    """How they are stored there."""
+    fingerprint: str
+    """Of the tensors."""
 
 
 class FarziData(nn.Module):
@@ -62,9 +84,11 @@ class FarziData(nn.Module):
     attributes under the names that `farzi_hf.summary.forms` lists; by default `latents (μ, ξ, d)`
     and `decoder (d, V)`. Those that are learnt are parameters, the others buffers.
 
-    `processing_class` is the tokenizer (or the list of item names) that gives the V entries their
-    meaning, or `None`: a summary without one can be trained on, it just cannot be read. `tensors`
-    replace random ones; their shapes are those that the config says.
+    Args:
+        config: the sizes and the forms.
+        processing_class: the tokenizer, or the list of item names, that gives the V entries their
+            meaning. A summary without one can be trained on, but not be read.
+        tensors: by name, in place of random ones; their shapes are those that the config says.
 
     ```python
     sizes = {"num_sequences": 400, "sequence_length": 50, "latent_dim": 16, "vocab_size": 2004}
@@ -85,10 +109,8 @@ class FarziData(nn.Module):
         self.forms = forms_of(config)
         self.forms.inputs.register(self, tensors)
         self.forms.labels.register(self, tensors)
-        # With the fingerprint of the tensors that they belong to: the results, and the bytes in a
-        # file with that storage.
-        self._results = (Results(), "")
-        self._stored = (0, "", "")
+        self._saved = _ResultsOfTensors(Results(), "")
+        self._file_size: _FileSize | None = None
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -116,10 +138,11 @@ class FarziData(nn.Module):
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors: the size of the summary as it is stored."""
-        nbytes, *of = self._stored
-        if of == [self.config.storage, self.fingerprint()]:
-            return nbytes
-        return STORAGES[self.config.storage].nbytes(self.tensors)
+        storage = self.config.storage
+        read = self._file_size
+        if read is not None and read.storage == storage and read.fingerprint == self.fingerprint():
+            return read.nbytes
+        return STORAGES[storage].nbytes(self.tensors)
 
     def __repr__(self) -> str:
         config = self.config
@@ -156,9 +179,9 @@ class FarziData(nn.Module):
             )
         return _IncompatibleKeys(missing, unexpected)
 
-    def _apply(self, *args: Any, **how: Any) -> FarziData:
-        """What `to` does."""
-        super()._apply(*args, **how)
+    def _apply(self, *args: Any, **kwargs: Any) -> FarziData:
+        """Changes all tensors, for `to`, `float`, `cuda` and their like."""
+        super()._apply(*args, **kwargs)
         self.forms.labels.moved()
         return self
 
@@ -201,7 +224,8 @@ class FarziData(nn.Module):
         if source is not None:
             indices = torch.cat([source.rows(i, 1) for i in indices.tolist()])
         inputs, labels = self.forms.batch(self.tensors, indices)
-        return (inputs if isinstance(inputs, SoftTokens) else labels).probabilities()
+        tokens = inputs if isinstance(inputs, SoftTokens) else labels
+        return tokens.probabilities()
 
     # -- rows to train on --------------------------------------------------------------------------
 
@@ -272,7 +296,7 @@ class FarziData(nn.Module):
                 `changes`, or `config.inner` holds settings that no inner optimizer accepts.
         """
         stored = None if self.is_endless else self.config.num_sequences
-        return stock_arguments(self.config.inner, stored, str(output_dir), changes)
+        return training_arguments(self.config.inner, stored, str(output_dir), changes)
 
     @property
     def optimizer_cls_and_kwargs(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]] | None:
@@ -317,10 +341,12 @@ class FarziData(nn.Module):
             token with probability 1. With labels of its own, a position also has `label_tokens`,
             `label_probabilities` and `label_entropy`: what a student should predict after it.
         """
-        return self.decoded(self.tensors, self.vocabulary, check_size("top_k", top_k, 1))[:]
+        check_size("top_k", top_k, 1)
+        rows = self.decoded(self.tensors, self.vocabulary, top_k)
+        return rows[:]
 
     def decoded(self, tensors: Mapping[str, Tensor], vocabulary: Vocabulary, top_k: int) -> Decoded:
-        """The same, made when it is read.
+        """As `decode`, but each row is made when it is read.
 
         Args:
             tensors: of the summary, or what is left of them after rounding.
@@ -401,13 +427,13 @@ class FarziData(nn.Module):
         return summary_of_teacher(
             cls,
             teacher,
-            inputs,
-            sequence_length,
-            frequencies,
-            storage,
-            tokenizer,
-            num_sequences,
-            seed,
+            inputs=inputs,
+            sequence_length=sequence_length,
+            frequencies=frequencies,
+            storage=storage,
+            tokenizer=tokenizer,
+            num_sequences=num_sequences,
+            seed=seed,
         )
 
     @classmethod
@@ -460,7 +486,7 @@ class FarziData(nn.Module):
                 the teacher does not read ξ ids.
         """
         fixed = materialized(self, num_sequences, sequence_length, label_dim)
-        fixed._results = (self._results[0], "")
+        fixed._saved = self._saved._replace(fingerprint="")
         return fixed
 
     def with_inputs(self, inputs: str) -> FarziData:
@@ -472,7 +498,29 @@ class FarziData(nn.Module):
         """
         config = self.config.with_inputs(inputs)
         summary = type(self)(config, self.processing_class, self.tensors)
-        summary._results = self._results
+        summary._saved = self._saved
+        return summary
+
+    def with_rows(self, ids: Tensor) -> FarziData:
+        """The same summary with these rows of ids (n, L) for inputs, in the place of those that it
+        makes. It shares the tensors of the labels.
+
+        Raises:
+            ValueError: it has no carried teacher, or ids are outside the vocabulary.
+        """
+        if not self.forms.labels.carries_teacher:
+            raise ValueError(
+                f"labels={self.config.labels!r}: rows are fixed; with_rows() is for"
+                " labels='teacher'"
+            )
+        config = copy.copy(self.config)
+        config.inputs = TokenInputs.name
+        config.num_sequences, config.sequence_length = ids.shape
+        config.origin = REAL.name  # nobody knows who wrote them
+        device = self.teacher.device
+        tensors = {**self.tensors, "input_ids": ids.int().to(device)}
+        summary = type(self)(config, self.processing_class, tensors)
+        summary.forms.inputs.check_numbers(summary.tensors, "give ids of its vocabulary")
         return summary
 
     def start(self, model: PreTrainedModel, seed: int = 0) -> list[str]:
@@ -495,7 +543,14 @@ class FarziData(nn.Module):
                 f"labels={self.config.labels!r}: no teacher is carried; start() is for"
                 " labels='teacher'"
             )
-        return start_of_student(self.teacher, model)
+        return STUDENT_STARTS["teacher"].set_into(model, self.teacher)
+
+    @property
+    def student_start(self) -> StudentStart:
+        """How students begin, as `config.inner` says. Call `start` for a new model where this is
+        not random.
+        """
+        return start_of(self.config.inner, self.forms.labels.carries_teacher)
 
     # -- files -------------------------------------------------------------------------------------
 
@@ -517,11 +572,12 @@ class FarziData(nn.Module):
             ValueError: there is no such way, or numbers that are not float32 are to be rounded.
         """
         results = self.results
-        kept = STORAGES[check_choice("storage", storage, STORAGES)].rounded(self.tensors)
+        check_choice("storage", storage, STORAGES)
+        rounded = STORAGES[storage].rounded(self.tensors)
         for name, tensor in self.tensors.items():
-            tensor.copy_(kept[name])
+            tensor.copy_(rounded[name])
         self.config.storage = storage
-        self._results = (results, self.fingerprint())
+        self._keep(results)
 
     def contents(self) -> Contents:
         """The parts that the artefact is written from, with numbers as whoever loads it will find
@@ -570,7 +626,7 @@ class FarziData(nn.Module):
         """
         results = self._complete(processing_class, metrics, recipe, plots)
         write_artefact(self.contents(), Path(folder), results, show_rows)
-        self._results = (results, self.fingerprint())
+        self._keep(results)
 
     def _complete(
         self,
@@ -587,11 +643,11 @@ class FarziData(nn.Module):
         self.config.adopt_vocabulary(self.vocabulary, "processing_class")
         remedy = "it is not worth saving, go back to a good checkpoint"
         check_numbers(self.forms, self.tensors, remedy)
-        last = self.results
+        earlier = self.results
         return Results(
-            metrics=publishable(last.metrics if metrics is None else metrics),
-            recipe=publishable(last.recipe if recipe is None else recipe),
-            plots=last.plots if plots is None else read_plots(plots),
+            metrics=publishable(earlier.metrics if metrics is None else metrics),
+            recipe=publishable(earlier.recipe if recipe is None else recipe),
+            plots=earlier.plots if plots is None else read_plots(plots),
         )
 
     @classmethod
@@ -646,10 +702,10 @@ class FarziData(nn.Module):
             ) from error
         config.adopt_vocabulary(farzi.vocabulary, "folder_or_repo")
         fingerprint = farzi.fingerprint()
-        farzi._results = (load_results(artefact), fingerprint)
+        farzi._saved = _ResultsOfTensors(load_results(artefact), fingerprint)
         # To pack them again, only to count their bytes, takes longer than the load.
         nbytes = sum(x.nbytes for x in stored.values())
-        farzi._stored = (nbytes, config.storage, fingerprint)
+        farzi._file_size = _FileSize(nbytes, config.storage, fingerprint)
         return farzi
 
     def _check_teacher(self, budget: Budget, source: str) -> None:
@@ -663,7 +719,8 @@ class FarziData(nn.Module):
             if rows is None:
                 ids = self.forms.inputs.batch(self.tensors, slice(0, 1))
             else:
-                # A whole row of a teacher that writes would take it ξ calls.
+                # A teacher that writes has to write a little. A whole row would take it ξ calls, so
+                # the row that it labels is drawn.
                 rows.beginning(1, min(_WRITTEN, length))
                 ids = DrawnRows(rows.frequencies, length, 0).beginning(1, length)
         except Exception as error:  # each architecture fails in its own way
@@ -715,7 +772,7 @@ class FarziData(nn.Module):
         results = self._complete(**artefact)
         published = results.published()
         write_artefact(self.contents(), folder, published, show_rows)
-        self._results = (results, self.fingerprint())
+        self._keep(results)
         return published
 
     @property
@@ -723,10 +780,15 @@ class FarziData(nn.Module):
         """The metrics, recipe and plots of the last save or load; of tensors that have changed
         since, what is known of their data alone.
         """
-        results, fingerprint = self._results
-        if fingerprint == self.fingerprint():
-            return results
-        return Results({name: x for name, x in results.metrics.items() if name in OF_THE_DATA})
+        saved = self._saved
+        if saved.fingerprint == self.fingerprint():
+            return saved.results
+        metrics = saved.results.metrics
+        return Results({name: x for name, x in metrics.items() if name in OF_THE_DATA})
+
+    def _keep(self, results: Results) -> None:
+        """Notes the results of the present tensors."""
+        self._saved = _ResultsOfTensors(results, self.fingerprint())
 
     def fingerprint(self) -> str:
         """A hash of all tensors: two summaries with equal fingerprints teach a student the same."""

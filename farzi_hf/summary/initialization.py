@@ -30,7 +30,8 @@ from farzi_hf.summary.origins import LEARNT, MADE_UP, REAL, SOFTENED, Origin
 if TYPE_CHECKING:
     from farzi_hf.summary.farzi_data import FarziData
 
-Rows = Dataset | RowStream
+TrainingRows = Dataset | RowStream
+"""Real sequences, from which a start is made."""
 Array = np.ndarray
 
 CONCENTRATION = 8.0
@@ -51,7 +52,7 @@ class Start(ABC):
     """What the rows are after this start; None where the form of the inputs says it."""
 
     def __call__(
-        self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
+        self, farzi: FarziData, dataset: TrainingRows, seed: int, vectors: Tensor | None = None
     ) -> None:
         """Sets the inputs of a summary, and says in its config where they come from.
 
@@ -62,7 +63,7 @@ class Start(ABC):
 
     @abstractmethod
     def fill(
-        self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
+        self, farzi: FarziData, dataset: TrainingRows, seed: int, vectors: Tensor | None = None
     ) -> None:
         """Sets the inputs of a summary.
 
@@ -87,7 +88,7 @@ class Ids(Start):
     origin: Origin
 
     def fill(
-        self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
+        self, farzi: FarziData, dataset: TrainingRows, seed: int, vectors: Tensor | None = None
     ) -> None:
         tokens, lengths = start_sequences(dataset, seed)
         ids = self.draw(
@@ -105,7 +106,7 @@ class Shares(Start):
     origin: ClassVar[None] = None
 
     def fill(
-        self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
+        self, farzi: FarziData, dataset: TrainingRows, seed: int, vectors: Tensor | None = None
     ) -> None:
         tokens, _ = start_sequences(dataset, seed)
         counts = torch.from_numpy(np.bincount(tokens, minlength=farzi.config.vocab_size)).float()
@@ -122,7 +123,7 @@ class Random(Start):
     origin: ClassVar[Origin] = LEARNT
 
     def fill(
-        self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
+        self, farzi: FarziData, dataset: TrainingRows, seed: int, vectors: Tensor | None = None
     ) -> None:
         generator = torch.Generator().manual_seed(derive(seed, Purpose.SUMMARY_NORMAL))
         for parameter in (farzi.latents, farzi.decoder):
@@ -156,7 +157,7 @@ class Spectral(Start):
         _check_concentration(self.concentration)
 
     def fill(
-        self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
+        self, farzi: FarziData, dataset: TrainingRows, seed: int, vectors: Tensor | None = None
     ) -> None:
         config = farzi.config
         generator = stream(seed, Purpose.SUMMARY_WINDOWS)
@@ -202,7 +203,7 @@ class Clusters(Start):
         _check_concentration(self.concentration)
 
     def fill(
-        self, farzi: FarziData, dataset: Rows, seed: int, vectors: Tensor | None = None
+        self, farzi: FarziData, dataset: TrainingRows, seed: int, vectors: Tensor | None = None
     ) -> None:
         config = farzi.config
         kappa = 0.5 if self.concentration is None else self.concentration
@@ -325,17 +326,15 @@ def _mutual_information(
     context = pairs % vocab_size
     context_share = np.bincount(contexts, minlength=vocab_size) ** smoothing
     context_share = context_share / context_share.sum()
-    information = np.log(
-        counts / np.bincount(tokens, minlength=vocab_size)[token] / context_share[context]
-    )
+    occurrences = np.bincount(tokens, minlength=vocab_size)
+    information = np.log(counts / occurrences[token] / context_share[context])
     values = torch.from_numpy(np.maximum(information, 0)).float()
     return _sparse(torch.from_numpy(np.stack([token, context])), values, (vocab_size, vocab_size))
 
 
 def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return torch.sparse_coo_tensor(
-        indices, values, shape, check_invariants=True
-    )  # torch warns unless it is given
+    # torch warns unless it is told whether to check.
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
 
 
 # -- ids: functions of all ids of the data end to end, the length of each sequence, the shape (μ, ξ)

@@ -182,9 +182,10 @@ def hard_rows(
         check_size("samples_per_sequence", samples, 1)
     # On a GPU it would draw others.
     generator = torch.Generator().manual_seed(derive(seed, Purpose.HARD_TOKENS))
-    count, length = forms.config.num_sequences, forms.config.sequence_length
-    at_once = max(1, CHUNK // length)
-    all_ids, all_labels = [], []
+    count = forms.config.num_sequences
+    at_once = max(1, CHUNK // forms.config.sequence_length)
+    all_ids = []
+    all_labels = []
     for first in range(0, count, at_once):
         rows = rows_of_source(source, tensors, first, min(at_once, count - first))
         inputs, targets = forms.batch(tensors, rows)

@@ -1,7 +1,8 @@
 """Training any causal language model on soft tokens with the stock `transformers.Trainer`.
 
 ```python
-Trainer(model=attach_soft_inputs(model), train_dataset=farzi.as_dataset(), data_collator=farzi.collator(),
+Trainer(model=attach_soft_inputs(model),
+        train_dataset=farzi.as_dataset(), data_collator=farzi.collator(),
         compute_loss_func=soft_cross_entropy, args=args).train()
 ```
 

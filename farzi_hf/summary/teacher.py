@@ -36,15 +36,16 @@ from farzi_hf.summary.store.tensor_file import TEACHER
 from farzi_hf.summary.store.untrusted import NOT_SHOWN, Outline, outlined_learner
 
 _SOURCE = "teacher (of config.json)"
-_SCORES, _STATES = 2**32, 10**5
-"""Limits of what reading one row takes: attention scores, of at least 16 layers, and positions of
-all layers.
-"""
+_SCORES = 2**32
+"""The most attention scores that reading one row takes, of at least 16 layers."""
+_STATES = 10**5
+"""The most positions that it takes, of all layers together."""
 _BUFFERS = 2**25
 """The most numbers of a teacher that are no parameters, and so in no file."""
 _HEADS = re.compile(r"heads$|n_head$")
+"""The names of fields that say how many heads a model has."""
 _LAYERS = re.compile(r"layers$|n_layer$")
-"""The names of fields that say how many a model has."""
+"""The names of fields that say how many layers it has."""
 _FEW = 16
 """Positions that a teacher reads where a whole row would take it too long."""
 _BLOCK = 2**22
@@ -62,15 +63,15 @@ def rounded(weight: Tensor, scale: Tensor, largest: int) -> Tensor:
 
 
 def plain_config(config: PreTrainedConfig) -> dict[str, Any]:
-    """The config of a teacher as `FarziDataConfig.teacher` holds it."""
-    finite = {
-        name: x
-        for name, x in config.to_diff_dict().items()
-        if math.inf not in (x if isinstance(x, list | tuple) else [x])
-    }
-    settings = {
-        name: value for name, value in finite.items() if name not in NOT_SHOWN | {"dtype"}
-    }  # JSON has no infinity
+    """The config of a teacher as `FarziDataConfig.teacher` holds it: without infinite numbers,
+    which JSON does not have.
+    """
+    left_out = NOT_SHOWN | {"dtype"}
+    settings = {}
+    for name, value in config.to_diff_dict().items():
+        numbers = value if isinstance(value, list | tuple) else [value]
+        if name not in left_out and math.inf not in numbers:
+            settings[name] = value
     return {"model_type": config.model_type, **settings, "vocab_size": config.vocab_size}
 
 
@@ -78,7 +79,8 @@ def teacher_shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
     """The shapes of the teacher's parameters, by their names in a summary with this config. Raises
     ValueError as `teacher_model`.
     """
-    return {TEACHER + name: shape for name, shape in _outlined(config)[1].shapes.items()}
+    _, outline = _outlined(config)
+    return {TEACHER + name: shape for name, shape in outline.shapes.items()}
 
 
 def teacher_model(
@@ -93,9 +95,10 @@ def teacher_model(
         tensors: of the summary; the teacher's become its parameters. Without them, its weights mean
             nothing.
     """
-    settings = _outlined(config)[0]
+    settings, _ = _outlined(config)
+    initialisation = _given_weights() if tensors else nullcontext()
     try:
-        with torch.random.fork_rng(devices=[]), _given_weights() if tensors else nullcontext():
+        with torch.random.fork_rng(devices=[]), initialisation:
             model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
     except Exception as error:  # each architecture fails in its own way
         raise ValueError(
@@ -116,7 +119,9 @@ def _outlined(config: PreTrainedConfig) -> tuple[PreTrainedConfig, Outline]:
     heads = _most(settings, _HEADS)
     layers = _most(settings, _LAYERS)
     length = config.sequence_length
-    if length**2 * heads * max(16, layers) > _SCORES or length * layers > _STATES:
+    scores = length**2 * heads * max(16, layers)
+    states = length * layers
+    if scores > _SCORES or states > _STATES:
         raise ValueError(
             f"{_SOURCE} has {layers} layers with {heads} heads, too many for"
             f" sequence_length={length:,}"
@@ -136,7 +141,8 @@ def _outlined(config: PreTrainedConfig) -> tuple[PreTrainedConfig, Outline]:
 def _most(settings: PreTrainedConfig, name: re.Pattern[str]) -> int:
     """The largest of the fields with such a name: encoders and decoders have their own."""
     values = [value for field, value in vars(settings).items() if name.search(field)]
-    return max((x for x in values if type(x) is int), default=1)
+    numbers = [value for value in values if type(value) is int]  # no bool, which is an int as well
+    return max(numbers, default=1)
 
 
 @contextmanager
@@ -158,12 +164,15 @@ def _given_weights() -> Iterator[None]:
         hook.remove()
 
 
+_DRAWS = {torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default}
+
+
 class _WithoutDraws(TorchDispatchMode):
     """A context in which tensors are not filled with random numbers."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: to skip it, torch would import its compiler, which takes a second."""
+        """Not to be skipped: for that, torch would import its compiler, which takes a second."""
         return False
 
     def __torch_dispatch__(
@@ -174,17 +183,13 @@ class _WithoutDraws(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-_DRAWS = {torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default}
-
-
 def evaluating(model: PreTrainedModel) -> PreTrainedModel:
     """The model in evaluation mode, without the keys and values of past tokens, which only writing
     needs.
     """
     model.config.use_cache = False
-    if hasattr(
-        model.config, "rescale_every"
-    ):  # RWKV would divide weights in place for an evaluation, against float16's limits
+    # RWKV would divide weights in place for an evaluation, against float16's limits.
+    if hasattr(model.config, "rescale_every"):
         model.config.rescale_every = 0
     return model.eval()
 
@@ -196,33 +201,39 @@ def check_made_again(
     """Raises ValueError unless `again`, which its config has made, has the parameters of the model,
     and predicts the same after ids (b, ξ).
     """
-    kinds = [
-        {(name, tuple(x.shape)) for name, x in each.named_parameters()} for each in (model, again)
-    ]
-    if wrong := sorted({name for name, _ in kinds[0] ^ kinds[1]}):
+    different = _named_shapes(model) ^ _named_shapes(again)
+    if different:
+        names = sorted({name for name, _ in different})
         raise ValueError(
-            f"{source}: its config makes other parameters ({', '.join(wrong[:3])}); {remedy}"
+            f"{source}: its config makes other parameters ({', '.join(names[:3])}); {remedy}"
         )
-    random, like = torch.Generator().manual_seed(0), next(again.parameters())
-    # Where weights are zero, as some are at the start, nothing shows what is done with them.
-    params = {
-        name: x.to(like) + 0.1 * torch.randn(x.shape, generator=random).to(like)
-        for name, x in model.named_parameters()
-    }
-    carried, tensors = CarriedTeacher(again), {TEACHER + name: x for name, x in params.items()}
+    generator = torch.Generator().manual_seed(0)
+    like = next(again.parameters())
+    params = {}
+    for name, x in model.named_parameters():
+        # Where weights are zero, as some are at the start, nothing shows what is done with them.
+        noise = torch.randn(x.shape, generator=generator).to(like)
+        params[name] = x.to(like) + 0.1 * noise
+    tensors = {TEACHER + name: x for name, x in params.items()}
+    carried = CarriedTeacher(again)
     carried.check(tensors, ids, source, "give a smaller sequence_length, or another teacher")
-    own = torch.func.functional_call(
-        copy.deepcopy(model).to(like).eval(), params, kwargs=whole(model, ids)
-    ).logits
-    if not torch.allclose(carried.labels(tensors, ids).logits(), own, rtol=1e-3, atol=1e-3):
+    given = copy.deepcopy(model).to(like).eval()
+    expected = torch.func.functional_call(given, params, kwargs=whole(model, ids)).logits
+    logits = carried.labels(tensors, ids).logits()
+    if not torch.allclose(logits, expected, rtol=1e-3, atol=1e-3):
         raise ValueError(
             f"{source}: a model with its config and parameters predicts otherwise; {remedy}"
         )
 
 
+def _named_shapes(model: PreTrainedModel) -> set[tuple[str, tuple[int, ...]]]:
+    """The names and shapes of a model's parameters."""
+    return {(name, tuple(x.shape)) for name, x in model.named_parameters()}
+
+
 def no_padding(config: PreTrainedConfig) -> int:
-    """An id that is not of the padding, whose embedding may be 0, and which may have no position of
-    its own.
+    """An id that is not that of the padding. The embedding of the padding may be 0, and it may have
+    no position of its own.
     """
     return int(getattr(config, "pad_token_id", None) == 0)
 
@@ -231,11 +242,9 @@ def whole(model: PreTrainedModel, inputs: Tensor, name: str = "input_ids") -> di
     """Arguments of a model for a batch without padding, (b, L) or (b, L, …). Without a mask,
     transformers would look at the ids for padding, and at the positions for several texts in a row.
     """
-    mask = (
-        inputs.new_ones(inputs.shape[:2], dtype=torch.long)
-        if getattr(model, "needs_mask", True)
-        else None
-    )
+    mask = None
+    if getattr(model, "needs_mask", True):
+        mask = inputs.new_ones(inputs.shape[:2], dtype=torch.long)
     return {name: inputs, "attention_mask": mask}
 
 
@@ -279,8 +288,8 @@ class CarriedTeacher:
         """
         try:
             ids, labels = self._labels_of_some(tensors, ids, budget)
-            is_right = labels.shape == (*ids.shape, vocabulary_size(self.model))
-            is_right = is_right and _are_finite(labels)
+            has_right_shape = labels.shape == (*ids.shape, vocabulary_size(self.model))
+            is_right = has_right_shape and _are_finite(labels)
         except Exception as error:  # each architecture fails in its own way
             raise ValueError(
                 f"{source} does not read {ids.shape[1]} ids ({type(error).__name__}: {error});"
@@ -313,9 +322,8 @@ class CarriedTeacher:
         }
         inputs = whole(self.model, ids)
         if self.head is None:
-            return SoftTokens(
-                torch.func.functional_call(self.model, params, kwargs=inputs).logits, None
-            )
+            logits = torch.func.functional_call(self.model, params, kwargs=inputs).logits
+            return SoftTokens(logits, None)
         with self.head.left_out():
             states = torch.func.functional_call(self.model, params, kwargs=inputs).logits
         return SoftTokens(*self.head.factors(states, params))
@@ -323,7 +331,8 @@ class CarriedTeacher:
 
 def _are_finite(labels: SoftTokens) -> bool:
     """Whether all logits are finite numbers."""
-    latents, decoder = labels.flat().latents, labels.decoder
+    latents = labels.flat().latents
+    decoder = labels.decoder
     if decoder is not None:
         # Cauchy-Schwarz: no logit exceeds the product of the lengths of its two factors.
         longest = latents.float().norm(dim=-1).amax() * decoder.float().norm(dim=0).amax()
@@ -347,10 +356,13 @@ def factors_of_rank(
     """
     if weight is None:
         one = torch.eye(min(states.shape)).to(states)
-        states, weight = (one, states) if len(states) < states.shape[1] else (states, one)
-    weight = weight - weight.mean(
-        dim=1, keepdim=True
-    )  # the softmax does not see what all entries have in common
+        if len(states) < states.shape[1]:
+            weight = states
+            states = one
+        else:
+            weight = one
+    # The softmax does not see what all entries have in common.
+    weight = weight - weight.mean(dim=1, keepdim=True)
     if rank is None or rank >= len(weight):
         spare = 0 if rank is None else rank - len(weight)
         return nn.functional.pad(states, (0, spare)), nn.functional.pad(weight, (0, 0, 0, spare))
@@ -358,9 +370,9 @@ def factors_of_rank(
     right, s = torch.linalg.qr(weight.T.double())
     u, values, v = torch.linalg.svd(r @ s.T, full_matrices=False)
     roots = values[:rank].sqrt()
-    return (left @ u[:, :rank] * roots).to(states.dtype), (right @ v[:rank].T * roots).T.to(
-        weight.dtype
-    )
+    latents = left @ u[:, :rank] * roots
+    decoder = (right @ v[:rank].T * roots).T
+    return latents.to(states.dtype), decoder.to(weight.dtype)
 
 
 # -- the head --------------------------------------------------------------------------------------
@@ -419,20 +431,20 @@ class LinearHead:
     @contextmanager
     def left_out(self) -> Iterator[None]:
         """In this context, the model returns its last hidden states in place of logits."""
-        self.module.forward = (
-            _identity  # an attribute of the object comes before the method of its class
-        )
+        # An attribute of the object comes before the method of its class.
+        self.module.forward = _identity
         try:
             yield
-        finally:  # Not removed, and always the same object: compiled code asks whether this is still what it was compiled for.  # noqa: E501
+        finally:
+            # The attribute stays, and is always the same object: compiled code asks whether this is
+            # still what it was compiled for.
             self.module.forward = self.forward
 
     @torch.no_grad()
     def _is_last(self, model: PreTrainedModel) -> bool:
         """Whether logits are what this class says, also where they are large."""
-        ids = torch.full(
-            (1, 1), no_padding(model.config), device=model.device
-        )  # some models read one position only
+        # One position: some models read no more.
+        ids = torch.full((1, 1), no_padding(model.config), device=model.device)
         inputs = whole(model, ids)
         params = {name: parameter.detach() for name, parameter in model.named_parameters()}
         logits = torch.func.functional_call(model, params, kwargs=inputs).logits
@@ -456,9 +468,8 @@ class LinearHead:
         if states.shape != (*logits.shape[:-1], self.module.in_features):
             return False
         weight, bias = self.arguments(params)
-        return torch.allclose(
-            nn.functional.linear(states, weight, bias), logits, rtol=1e-4, atol=1e-4
-        )
+        expected = nn.functional.linear(states, weight, bias)
+        return torch.allclose(expected, logits, rtol=1e-4, atol=1e-4)
 
 
 def _identity(states: Tensor) -> Tensor:

@@ -355,12 +355,11 @@ class _TableGradient(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, big_a: Tensor) -> tuple[Any, ...]:
-        (dx, *_), needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
-        totals = (
-            _pulled_back(ctx.tokens, dx, big_a, 1.0, needed)
-            if any(needed)
-            else [None for _ in needed]
-        )
+        dx, *_ = ctx.saved_tensors
+        needed = ctx.needs_input_grad[2:]
+        totals = [None for _ in needed]
+        if any(needed):
+            totals = _pulled_back(ctx.tokens, dx, big_a, 1.0, needed)
         return None, _product(ctx.tokens, big_a), *totals
 
 

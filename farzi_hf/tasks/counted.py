@@ -19,8 +19,10 @@ import numpy as np
 from datasets import Dataset
 
 _INTEGERS = (np.uint8, np.uint16, np.uint32, np.uint64)
-_FREE, _RATIO = 2**25, 64
-"""The integers that a file of any size may hold, and those more for each byte."""
+_FREE = 2**25
+"""The integers that a file may hold, however small it is."""
+_RATIO = 64
+"""The integers more that it may hold for each byte."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def decoded(content: bytes, count: int, name: str) -> np.ndarray:
             f"{name} does not hold the {count:,} counts that config.json says; fetch it again"
         )
     integers = np.frombuffer(planes, np.uint8).reshape(size, count).T
-    found = np.ascontiguousarray(integers).view(f"<u{size}").reshape(count)
-    if size == 8 and count and found.max() > np.iinfo(np.int64).max:
+    counts = np.ascontiguousarray(integers).view(f"<u{size}").reshape(count)
+    if size == 8 and count and counts.max() > np.iinfo(np.int64).max:
         raise ValueError(f"{name} holds counts that are no counts; fetch the file again")
-    return found.astype(np.int64)
+    return counts.astype(np.int64)

@@ -1,5 +1,5 @@
-"""Rules of sequences: the next item by the items that the last ones were counted with, the strongest
-recommender that only counts.
+"""Rules of sequences, the strongest recommender that only counts: the next item by the items that
+the last ones were counted with.
 
 Each of a user's last items votes for all items: by what followed it in the training histories
 (`Following`), or by what the same users had (`Together`, the item-based neighbours of Sarwar et al.
@@ -35,11 +35,16 @@ DECAYS = (0.4, 0.6, 0.8, 0.9, 1.0)
 POWERS = (0.0, 0.15, 0.3, 0.5)
 """The settings that are tried: powers with a decay of .8 first, then decays with the best power."""
 _FIRST_DECAY = 0.8
-_USERS, _FEWEST_USERS, _TRIED = 1000, 200, 2 * 10**7
-"""Users of the validation part by which settings are chosen: as many as have so many scores."""
+_TRIED = 2 * 10**7
+"""Scores by which settings are chosen: of as many users of the validation part as have so many."""
+_USERS = 1000
+"""The most such users."""
+_FEWEST_USERS = 200
+"""The fewest, if there are as many."""
 _VOTES = 50_000_000
-"""The most votes that are kept: of each item its largest ones, 500 at least."""
+"""The most votes that are kept: of each item its largest ones."""
 _FEWEST = 500
+"""The votes of an item that are kept in any case."""
 _PAIRS = 4_000_000  # that are counted at once
 _SCORES = 2**20  # that exist at the same time: few, so that they stay in the processor's cache
 
@@ -100,7 +105,9 @@ class Following(Votes):
         for items in _portions(counts, _PAIRS // self.window):
             first = counts[: items.start].sum()
             places = order[first : first + counts[items].sum()]
-            rows, columns, votes = [], [], []
+            rows = []
+            columns = []
+            votes = []
             for distance in range(1, self.window + 1):
                 later = places + distance
                 inside = later < ends[places]
@@ -142,10 +149,12 @@ class Together(Votes):
         work = np.bincount(had.indices, weights=np.repeat(others, others), minlength=vocab_size)
         for items in _portions(work, 4 * _PAIRS):
             block = of_items[items] @ had
-            found = sparse.coo_array(block)
-            apart = found.row + items.start != found.col  # no item votes for itself
-            pairs = (found.row[apart], found.col[apart])
-            yield sparse.coo_array((found.data[apart], pairs), shape=block.shape).tocsr()
+            shared_users = sparse.coo_array(block)
+            # No item votes for itself.
+            is_other = shared_users.row + items.start != shared_users.col
+            pairs = (shared_users.row[is_other], shared_users.col[is_other])
+            votes = (shared_users.data[is_other], pairs)
+            yield sparse.coo_array(votes, shape=block.shape).tocsr()
 
 
 VOTES: dict[str, Votes] = {votes.name: votes for votes in (Following(), Together())}
@@ -179,10 +188,12 @@ class SequenceRules(CountedModel):
         decay: float,
         power: float,
     ) -> None:
-        self.kind_of_votes, self.votes = kind_of_votes, votes
+        self.kind_of_votes = kind_of_votes
+        self.votes = votes
         self.popularity = popularity
         self.vocab_size = len(popularity)
-        self.decay, self.power = decay, power
+        self.decay = decay
+        self.power = power
 
     @property
     def name(self) -> str:
@@ -209,7 +220,8 @@ class SequenceRules(CountedModel):
         Args:
             kinds: names of `VOTES`.
         """
-        if unknown := set(kinds) - set(VOTES):
+        unknown = set(kinds) - set(VOTES)
+        if unknown:
             raise ValueError(f"kinds={list(kinds)}: {sorted(unknown)} are none of {list(VOTES)}")
         check_ids(sequences, vocab_size)
         some = int(np.clip(_TRIED // vocab_size, _FEWEST_USERS, _USERS))
@@ -258,12 +270,12 @@ class SequenceRules(CountedModel):
         rows = np.repeat(np.arange(len(recent)), lengths)
         shape = (len(recent), self.vocab_size)
         voting = sparse.coo_array((weights.astype(np.float32), (rows, items)), shape=shape)
-        found = (voting.tocsr() @ self.votes).toarray().astype(np.float64)
-        found *= share
+        scores = (voting.tocsr() @ self.votes).toarray().astype(np.float64)
+        scores *= share
         # Popularity decides between items without votes, and is far too small to decide elsewhere.
-        found += self.popularity * (1e-12 / max(1, self.popularity.max()))
-        found[:, 0] = -np.inf
-        return found
+        scores += self.popularity * (1e-12 / max(1, self.popularity.max()))
+        scores[:, 0] = -np.inf
+        return scores
 
     def statistics(self, sequences: Dataset) -> np.ndarray:
         """(N, 2): rank and AUC of the last item of each history, among the items that the user has
@@ -273,21 +285,21 @@ class SequenceRules(CountedModel):
         ids, lengths = flatten_sequences(sequences)
         histories = np.split(ids, np.cumsum(lengths)[:-1])
         size = max(1, _SCORES // self.vocab_size)
-        found = []
+        statistics = []
         for first in range(0, len(histories), size):
             batch = histories[first : first + size]
-            seen = [history[:-1] for history in batch]
+            seen = [history[:-1].tolist() for history in batch]
             targets = torch.tensor([int(history[-1]) for history in batch])
             scores = torch.from_numpy(self.scores(seen))
-            found.append(rank_statistics(scores, targets, [row.tolist() for row in seen]).numpy())
-        return np.concatenate(found)
+            statistics.append(rank_statistics(scores, targets, seen).numpy())
+        return np.concatenate(statistics)
 
     def recommend(self, histories: Sequence[Sequence[int]], top_k: int = 10) -> list[list[int]]:
         """The ids of the `top_k` best items for each history, best first, without those that the
         user has had. Among equal scores, the lower id comes first.
         """
         check_size("top_k", top_k)
-        found: list[list[int]] = []
+        recommended: list[list[int]] = []
         size = max(1, _SCORES // self.vocab_size)
         for first in range(0, len(histories), size):
             batch = histories[first : first + size]
@@ -295,8 +307,8 @@ class SequenceRules(CountedModel):
             for row, history in zip(scores, batch, strict=True):
                 row[list(history)] = -np.inf
                 best = np.argsort(-row, kind="stable")[:top_k]
-                found.append([int(item) for item in best if row[item] > -np.inf])
-        return found
+                recommended.append([int(item) for item in best if row[item] > -np.inf])
+        return recommended
 
     # -- what is saved -----------------------------------------------------------------------------
 
@@ -310,7 +322,9 @@ class SequenceRules(CountedModel):
         }
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """How often each item was counted, for how many items each votes, for which, and how much."""
+        """How often each item was counted; for how many items each votes, for which ones, and how
+        much.
+        """
         return {
             "popularity": self.popularity,
             "partners": np.diff(self.votes.indptr),
@@ -341,8 +355,10 @@ class SequenceRules(CountedModel):
     def restored(
         cls, settings: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
     ) -> SequenceRules:
-        vocab_size, items = settings["vocab_size"], arrays["items"]
-        partners, votes = arrays["partners"], arrays["votes"]
+        vocab_size = settings["vocab_size"]
+        partners = arrays["partners"]
+        items = arrays["items"]
+        votes = arrays["votes"]
         fits = partners.sum(dtype=float) == len(items) and items.max(initial=0) < vocab_size
         rows = np.repeat(np.arange(vocab_size), partners) if fits else np.zeros(0, np.int64)
         if not fits or (np.diff(rows * vocab_size + items) <= 0).any():

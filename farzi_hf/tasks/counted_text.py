@@ -111,13 +111,13 @@ def discounts_of(counts: np.ndarray) -> tuple[float, float, float]:
     if min(once, twice, thrice) == 0:
         return _DEFAULT_DISCOUNTS
     share = once / (once + 2 * twice)
-    found = (
+    discounts = (
         1 - 2 * share * twice / once,
         2 - 3 * share * thrice / twice,
         3 - 4 * share * four_times / thrice,
     )
-    usable = all(0 < discount <= times for times, discount in enumerate(found, 1))
-    return found if usable else _DEFAULT_DISCOUNTS
+    are_usable = all(0 < discount <= times for times, discount in enumerate(discounts, 1))
+    return discounts if are_usable else _DEFAULT_DISCOUNTS
 
 
 class KneserNey(CountedModel):
@@ -227,7 +227,9 @@ class KneserNey(CountedModel):
                 different += np.bincount(ranks[places == order - 1], minlength=len(keys))
             lower.append(NGrams.smoothed(keys, different, suffixes, shorter, vocab_size))
             shorter = lower[-1].probabilities
-            keys, suffixes, raw = longer_keys, longer_suffixes, longer_raw
+            keys = longer_keys
+            suffixes = longer_suffixes
+            raw = longer_raw
             ranks = np.full(len(ids), _NO)
             ranks[ends] = numbers
 
@@ -290,8 +292,9 @@ class KneserNey(CountedModel):
         It is the best of those that follow the context, or the likeliest one after the shorter
         context, if that is better.
         """
-        found: list[np.ndarray] = []
-        shorter, its_probability = np.zeros(1, dtype=np.int64), np.full(1, 1 / self.vocab_size)
+        likeliest: list[np.ndarray] = []
+        shorter = np.zeros(1, dtype=np.int64)  # the likeliest token after each shorter context
+        its_probability = np.full(1, 1 / self.vocab_size)
         suffixes = np.zeros(1, dtype=np.int64)  # of the contexts
         for level in self.levels:
             best = shorter[suffixes]
@@ -302,13 +305,16 @@ class KneserNey(CountedModel):
             peaks[followed] = np.maximum.reduceat(level.probabilities, starts[followed])
             contexts, tokens = np.divmod(level.keys, self.vocab_size)
             at_peak = np.flatnonzero(level.probabilities == peaks[contexts])[::-1]
-            own = np.zeros(len(level.backoffs), dtype=np.int64)
-            own[contexts[at_peak]] = tokens[at_peak]  # the lowest id is written last
-            better = peaks >= probability
-            found.append(np.where(better, own, best))
-            shorter, its_probability = found[-1], np.where(better, peaks, probability)
-            suffixes = level.suffixes if len(found) > 1 else np.zeros(self.vocab_size, np.int64)
-        return found
+            of_context = np.zeros(len(level.backoffs), dtype=np.int64)
+            of_context[contexts[at_peak]] = tokens[at_peak]  # the lowest id is written last
+            is_better = peaks >= probability
+            shorter = np.where(is_better, of_context, best)
+            its_probability = np.where(is_better, peaks, probability)
+            likeliest.append(shorter)
+            suffixes = level.suffixes
+            if len(likeliest) == 1:
+                suffixes = np.zeros(self.vocab_size, np.int64)
+        return likeliest
 
     # -- what comes next ---------------------------------------------------------------------------
 
@@ -316,16 +322,15 @@ class KneserNey(CountedModel):
         """(b, n − 1) of b contexts: the ranks of the last token, of the last two, …, as far as they
         were counted, else −1.
         """
-        found = np.full((len(contexts), self.order - 1), _NO)
-        recent = [
-            list(context)[-(self.order - 1) :] if self.order > 1 else [] for context in contexts
-        ]
-        for step in range(self.order - 1):
-            reading = np.array([len(row) > step for row in recent], dtype=bool)
-            if reading.any():
+        longest = self.order - 1
+        states = np.full((len(contexts), longest), _NO)
+        recent = [list(context)[-longest:] if longest else [] for context in contexts]
+        for step in range(longest):
+            is_read = np.array([len(row) > step for row in recent], dtype=bool)
+            if is_read.any():
                 tokens = np.array([row[step] for row in recent if len(row) > step])
-                found[reading] = self.next_states(found[reading], tokens)
-        return found
+                states[is_read] = self.next_states(states[is_read], tokens)
+        return states
 
     def next_states(self, states: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """(b, n − 1): the `states` after one more token each.
@@ -338,12 +343,12 @@ class KneserNey(CountedModel):
                 f"contexts hold ids from {tokens.min()} to {tokens.max()}, outside 0 …"
                 f" {self.vocab_size - 1}: use the model's tokenizer"
             )
-        found = np.full_like(states, _NO)
+        after = np.full_like(states, _NO)
         if self.order > 1:
-            found[:, 0] = tokens
+            after[:, 0] = tokens
         for n in range(2, self.order):
-            found[:, n - 1] = self.levels[n - 1].ranks(states[:, n - 2], tokens, self.vocab_size)
-        return found
+            after[:, n - 1] = self.levels[n - 1].ranks(states[:, n - 2], tokens, self.vocab_size)
+        return after
 
     def distribution(self, contexts: Sequence[Sequence[int]]) -> np.ndarray:
         """(b, V): the probabilities of the next token after each of b contexts, which are ids from
@@ -353,20 +358,21 @@ class KneserNey(CountedModel):
 
     def distribution_after(self, states: np.ndarray) -> np.ndarray:
         """(b, V) float64: the same after the `states` (b, n − 1). Each row sums to 1."""
-        found = np.full((len(states), self.vocab_size), 1 / self.vocab_size)
+        probabilities = np.full((len(states), self.vocab_size), 1 / self.vocab_size)
         for n, level in enumerate(self.levels, 1):
             contexts = np.zeros(len(states), np.int64) if n == 1 else states[:, n - 2]
             rows = np.flatnonzero(contexts != _NO)
             contexts = contexts[rows]
-            found[rows] *= level.backoffs[contexts, None]
+            probabilities[rows] *= level.backoffs[contexts, None]
             starts = self._starts[n - 1]
-            first, numbers = starts[contexts], starts[contexts + 1] - starts[contexts]
+            first = starts[contexts]
+            numbers = starts[contexts + 1] - first
             within = np.arange(numbers.sum()) - np.repeat(np.cumsum(numbers) - numbers, numbers)
             places = np.repeat(first, numbers) + within
             tokens = level.keys[places] - np.repeat(contexts, numbers) * self.vocab_size
             # p_n holds the share of shorter contexts too, so it takes the place of that share.
-            found[np.repeat(rows, numbers), tokens] = level.probabilities[places]
-        return found
+            probabilities[np.repeat(rows, numbers), tokens] = level.probabilities[places]
+        return probabilities
 
     @cached_property
     def _starts(self) -> list[np.ndarray]:
@@ -413,7 +419,7 @@ class KneserNey(CountedModel):
             tokens = (cumulative <= uniform[:, None]).sum(axis=1).clip(max=self.vocab_size - 1)
             for row, token in zip(going_on, tokens, strict=True):
                 rows[row].append(int(token))
-            unfinished = tokens != end if end is not None else np.ones(len(tokens), dtype=bool)
+            unfinished = np.ones(len(tokens), dtype=bool) if end is None else tokens != end
             going_on = going_on[unfinished]
             if not len(going_on):
                 return
@@ -431,12 +437,12 @@ class KneserNey(CountedModel):
         """For each length n: the counts; and from 2 on the last tokens, and how many of the n-grams
         each context has.
         """
-        found = {"counts_1": self.levels[0].counts}
+        arrays = {"counts_1": self.levels[0].counts}
         for n, level in enumerate(self.levels[1:], 2):
-            found[f"counts_{n}"] = level.counts
-            found[f"tokens_{n}"] = level.keys % self.vocab_size
-            found[f"followers_{n}"] = np.diff(level.starts(self.vocab_size))
-        return found
+            arrays[f"counts_{n}"] = level.counts
+            arrays[f"tokens_{n}"] = level.keys % self.vocab_size
+            arrays[f"followers_{n}"] = np.diff(level.starts(self.vocab_size))
+        return arrays
 
     @classmethod
     def sizes(cls, settings: Mapping[str, Any]) -> dict[str, int]:
@@ -444,28 +450,31 @@ class KneserNey(CountedModel):
         ngrams = settings.get("ngrams")
         if not isinstance(ngrams, list) or len(ngrams) >= _MOST_ORDERS:
             raise ValueError(f"ngrams={ngrams!r:.200} is no list of at most {_MOST_ORDERS} numbers")
-        found = {"counts_1": vocab_size}
+        sizes = {"counts_1": vocab_size}
         shorter = vocab_size
         for n, number in enumerate(ngrams, 2):
             check_size(f"ngrams[{n - 2}]", number)
-            found[f"counts_{n}"] = number
-            found[f"tokens_{n}"] = number
-            found[f"followers_{n}"] = shorter
+            sizes[f"counts_{n}"] = number
+            sizes[f"tokens_{n}"] = number
+            sizes[f"followers_{n}"] = shorter
             shorter = number
-        return found
+        return sizes
 
     @classmethod
     def restored(cls, settings: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> KneserNey:
         vocab_size = settings["vocab_size"]
-        keys, suffixes = np.arange(vocab_size), np.zeros(vocab_size, np.int64)
+        keys = np.arange(vocab_size)
+        suffixes = np.zeros(vocab_size, np.int64)
         shorter = np.array([1 / vocab_size])
         levels: list[NGrams] = []
         for n in range(1, len(settings["ngrams"]) + 2):
             counts = arrays[f"counts_{n}"]
             if n > 1:
-                tokens, followers = arrays[f"tokens_{n}"], arrays[f"followers_{n}"]
+                tokens = arrays[f"tokens_{n}"]
+                followers = arrays[f"followers_{n}"]
                 keys, suffixes = _keys_of(n, tokens, followers, levels, vocab_size)
-            if counts.min() < (0 if n == 1 else 1) or not 0 < counts.sum(dtype=float) < 2**53:
+            least = 0 if n == 1 else 1
+            if counts.min() < least or not 0 < counts.sum(dtype=float) < 2**53:
                 raise ValueError(f"counts_{n} holds numbers that are no counts; fetch it again")
             levels.append(NGrams.smoothed(keys, counts, suffixes, shorter, vocab_size))
             shorter = levels[-1].probabilities

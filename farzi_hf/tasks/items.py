@@ -43,10 +43,14 @@ from farzi_hf.tasks.base import (
     Task,
     bootstrap_interval,
     count_cells,
+    shown_name,
 )
 from farzi_hf.tasks.counted_items import SequenceRules
 from farzi_hf.tasks.ranks import candidates, rank_statistics
 from farzi_hf.tasks.text import InterpolatedBigram
+
+_FEW_ITEMS = 500
+"""Of so many entries, HR@10 is the main metric in place of HR@100."""
 
 # -- metrics ---------------------------------------------------------------------------------------
 
@@ -75,26 +79,27 @@ def ranking_metrics(
             torch.as_tensor(scores), torch.as_tensor(targets), seen, negatives, seed
         )
     statistics = rank_statistics(scores, targets, seen).numpy(force=True)
-    return {
-        **rank_metrics(statistics, ks),
-        **({"mrr": float(np.mean(1 / statistics[:, 0]))} if mrr else {}),
-    }
+    metrics = rank_metrics(statistics, ks)
+    if mrr:
+        ranks = statistics[:, 0]
+        metrics["mrr"] = float(np.mean(1 / ranks))
+    return metrics
 
 
 def _with_negatives(
     scores: torch.Tensor, targets: torch.Tensor, seen: Any, negatives: int, seed: int
 ) -> torch.Tensor:
-    """The scores, in which −∞ stands for all items but the target and the negatives
+    """The scores (B, V), with −∞ in place of those of all items but the target and the negatives
     that are drawn.
     """
-    keys = torch.from_numpy(stream(seed, Purpose.NEGATIVES).random(tuple(scores.shape))).to(
-        scores.device
-    )
-    keys = keys.masked_fill(~candidates(scores, seen), -1).scatter(
-        1, targets[:, None], 2
-    )  # the target first
-    drawn = keys.topk(min(1 + negatives, keys.shape[1])).indices
-    return torch.full_like(scores, -torch.inf).scatter(1, drawn, scores.gather(1, drawn))
+    # Each candidate has a random key in [0, 1), and the largest are drawn; the target has 2.
+    keys = torch.from_numpy(stream(seed, Purpose.NEGATIVES).random(tuple(scores.shape)))
+    keys = keys.to(scores.device)
+    keys = keys.masked_fill(~candidates(scores, seen), -1)
+    keys = keys.scatter(1, targets[:, None], 2)
+    kept = keys.topk(min(1 + negatives, keys.shape[1])).indices
+    nothing = torch.full_like(scores, -torch.inf)
+    return nothing.scatter(1, kept, scores.gather(1, kept))
 
 
 def rank_metrics(statistics: np.ndarray, ks: Sequence[int] = (10, 100)) -> dict[str, float]:
@@ -111,6 +116,7 @@ def rank_metrics(statistics: np.ndarray, ks: Sequence[int] = (10, 100)) -> dict[
 
 
 def _per_user(statistics: np.ndarray, ks: Sequence[int]) -> dict[str, np.ndarray]:
+    """Each metric of each user (N,), from statistics (N, 2)."""
     rank, auc = statistics.T
     hits = {f"hr@{k}": (rank <= k).astype(float) for k in ks}
     gains = {f"ndcg@{k}": (rank <= k) / np.log2(rank + 1) for k in ks}
@@ -151,17 +157,22 @@ def target_ranks(
             ``label_names=["labels", "seen"]`` gives the pair for
             `farzi_hf.data.evaluation_windows`.
     """
-    scores = logits[0] if isinstance(logits, tuple) else logits
-    labels, seen = labels if isinstance(labels, tuple | list) else (labels, labels[:, :-1])
-    rows, items = torch.arange(len(labels), device=labels.device), (labels != IGNORED).cumsum(1)
-    if (few := items[:, -1] < 2).any():
+    all_scores = logits[0] if isinstance(logits, tuple) else logits
+    if isinstance(labels, tuple | list):
+        labels, seen = labels
+    else:
+        seen = labels[:, :-1]
+    rows = torch.arange(len(labels), device=labels.device)
+    items_so_far = (labels != IGNORED).cumsum(1)
+    is_too_short = items_so_far[:, -1] < 2
+    if is_too_short.any():
+        first = int(is_too_short.nonzero()[0])
         raise ValueError(
-            f"labels[{int(few.nonzero()[0])}] has no item before the target: give histories of at"
-            " least two items"
+            f"labels[{first}] has no item before the target: give histories of at least two items"
         )
-    last = items.argmax(1)  # the first place where all items have been
-    targets = labels[rows, last]
-    scores = scores[rows, last - 1].float()
+    place = items_so_far.argmax(1)  # of the target: the first place where all items have been
+    targets = labels[rows, place]
+    scores = all_scores[rows, place - 1].float()
     scores[:, 0] = -torch.inf
     return rank_statistics(scores, targets, seen)
 
@@ -176,9 +187,13 @@ def recommendation_metrics(eval_prediction: EvalPrediction) -> dict[str, float]:
 class RankMetrics(evaluate.Metric):
     """`rank_metrics` as a metric of `evaluate`, which gathers statistics batch by batch.
 
-    metric = RankMetrics() for batch in batches:
+    ```python
+    metric = RankMetrics()
+    for batch in batches:
+        scores = model.scores(batch)
         metric.add_batch(predictions=rank_statistics(scores, batch["targets"], batch["seen"]))
     metric.compute(ks=(10, 100))
+    ```
     """
 
     def _info(self) -> evaluate.MetricInfo:
@@ -205,7 +220,8 @@ def popularity(dataset: Dataset, vocab_size: int) -> np.ndarray:
     same items to every user.
     """
     check_ids(dataset, vocab_size)
-    return np.bincount(flatten_sequences(dataset)[0], minlength=vocab_size).astype(np.float64)
+    ids, _ = flatten_sequences(dataset)
+    return np.bincount(ids, minlength=vocab_size).astype(np.float64)
 
 
 def ranks_of_scores(
@@ -223,15 +239,15 @@ def ranks_of_scores(
     statistics = []
     for start in range(0, len(histories), batch_size):
         batch = histories[start : start + batch_size]
-        seen, targets = (
-            [history[:-1] for history in batch],
-            torch.tensor([history[-1] for history in batch]),
-        )
+        seen = [history[:-1] for history in batch]
+        targets = torch.tensor([history[-1] for history in batch])
         table = torch.from_numpy(np.stack([scores(history) for history in seen]))
         table[:, 0] = -torch.inf
         statistics.append(rank_statistics(table, targets, seen).numpy())
     return np.concatenate(statistics)
 
+
+# -- the task --------------------------------------------------------------------------------------
 
 HELD_OUT: dict[str, tuple[str, Callable[[Interactions, int], DatasetDict]]] = {
     "users": ("users 80 / 10 / 10 %", Interactions.strong_generalization_split),
@@ -239,8 +255,6 @@ HELD_OUT: dict[str, tuple[str, Callable[[Interactions, int], DatasetDict]]] = {
     "own": ("the data set's own train, validation and test", lambda data, seed: data.own_split()),
 }
 """What validation and test hold: in words, and the split of a seed."""
-
-# -- the task --------------------------------------------------------------------------------------
 
 
 class Recommendation(Task):
@@ -250,8 +264,13 @@ class Recommendation(Task):
 
     ```python
     histories = interactions.strong_generalization_split(seed=0)
-    FarziTrainer(learner_init=SASRecConfig(…), args=args, task=Recommendation(interactions.vocabulary),
-                 train_dataset=histories["train"], eval_dataset=histories["validation"])
+    trainer = FarziTrainer(
+        model_init=SASRecConfig(…),
+        args=args,
+        task=Recommendation(interactions.vocabulary),
+        train_dataset=histories["train"],
+        eval_dataset=histories["validation"],
+    )
     ```
 
     Args:
@@ -259,8 +278,11 @@ class Recommendation(Task):
     """
 
     label_names = ("labels", "seen")  # the ranking leaves out items that the user has had
-    metric, metric_label, percent, ranked = "hr@100", "Test HR@100", True, True
+    metric = "hr@100"
+    metric_label = "Test HR@100"
     ratio_label = "our HR@100 over its"
+    percent = True
+    ranked = True
     compared = ("hr@10", "hr@100", "ndcg@10", "auc")
     module = RankMetrics
     counts = SequenceRules
@@ -311,19 +333,18 @@ class Recommendation(Task):
         "split",
         "revision",
     )
-    splits_differ, split_label = True, "users 80 / 10 / 10 %"
+    splits_differ = True
+    split_label = "users 80 / 10 / 10 %"
     collator = SequenceCollator(padding_id=0)
 
     def __init__(self, processing_class: Any) -> None:
         super().__init__(processing_class)
-        if (
-            processing_class is not None and len(processing_class) <= 500
-        ):  # any model has most items among its first hundred
-            self.metric, self.metric_label, self.ratio_label = (
-                "hr@10",
-                "Test HR@10",
-                "our HR@10 over its",
-            )
+        # Of few items, any model has most among its first hundred.
+        has_few_items = processing_class is not None and len(processing_class) <= _FEW_ITEMS
+        if has_few_items:
+            self.metric = "hr@10"
+            self.metric_label = "Test HR@10"
+            self.ratio_label = "our HR@10 over its"
 
     @classmethod
     def load(
@@ -336,18 +357,16 @@ class Recommendation(Task):
         **settings: Any,
     ) -> tuple[Recommendation, Callable[[int], DatasetDict], str]:
         """The embedded interactions, or those of `load_interactions`, split as `HELD_OUT` says. By
-        default they keep splits of their own.
+        default data with splits of their own keep these, and of others users are held out.
         """
-        sample = dataset == SAMPLE_INTERACTIONS
-        data = (
-            load_sample_interactions()
-            if sample
-            else load_interactions(dataset, data_dir, subset=name, **settings)
-        )
+        if dataset == SAMPLE_INTERACTIONS:
+            data = load_sample_interactions()
+        else:
+            data = load_interactions(dataset, data_dir, subset=name, **settings)
+        default = "users" if data.own_ends is None else "own"
+        split_label, split = HELD_OUT[held_out or default]
         task = cls(data.vocabulary)
-        task.split_label, split = HELD_OUT[
-            held_out or ("users" if data.own_ends is None else "own")
-        ]
+        task.split_label = split_label
         return task, lambda seed: split(data, seed), data.description
 
     def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
@@ -366,12 +385,11 @@ class Recommendation(Task):
 
     def statistics(self, outputs: Outputs, sequences: Dataset, length: int) -> np.ndarray:
         """(N, 2): rank and AUC of each user's last item."""
-        rows = self.evaluation_rows(sequences, length)
-        return np.stack(
-            outputs(
-                rows, lambda logits, batch: target_ranks(logits, (batch["labels"], batch["seen"]))
-            )
-        )
+
+        def ranks(logits: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            return target_ranks(logits, (batch["labels"], batch["seen"]))
+
+        return np.stack(outputs(self.evaluation_rows(sequences, length), ranks))
 
     def intervals(self, students: Statistics) -> dict[str, tuple[float, float]]:
         """Intervals are computed over the users of all splits, and the spread over splits and
@@ -381,9 +399,8 @@ class Recommendation(Task):
         So intervals over many splits are a little too narrow: in simulations with 943 users, those
         of 95 % covered 93 % for one split and 90 % for five.
         """
-        return ranking_intervals(
-            np.concatenate([np.asarray(seed) for seed in students], axis=1)
-        )  # (students, N, 2)
+        of_seeds = [np.asarray(seed) for seed in students]  # (students, users, 2) each
+        return ranking_intervals(np.concatenate(of_seeds, axis=1))
 
     def counting(
         self, train: Dataset, validation: Dataset, vocab_size: int
@@ -393,16 +410,21 @@ class Recommendation(Task):
         def ranks(scores: Callable[[Sequence[int]], np.ndarray]) -> Callable[[Dataset], np.ndarray]:
             return lambda rows: ranks_of_scores(scores, rows["input_ids"])
 
-        counts, items = popularity(train, vocab_size), np.arange(vocab_size)
+        counts = popularity(train, vocab_size)
         yield "popularity", ranks(lambda history: counts), None
         bigram = InterpolatedBigram.fit(train, vocab_size, validation)
+        items = np.arange(vocab_size)
 
         def followers(history: Sequence[int]) -> np.ndarray:
-            return bigram.probabilities(np.full(vocab_size, history[-1]), items)
+            last = np.full(vocab_size, history[-1])
+            return bigram.probabilities(last, items)
 
         yield "item bigram", ranks(followers), None
         rules = SequenceRules.fit(train, vocab_size, validation)
         yield rules.name, rules.statistics, rules.nbytes
+
+    def nats(self, statistics: np.ndarray) -> float | None:
+        return None
 
     def headline(self, row: Row) -> str:
         return ", ".join(f"{name.upper()} {100 * row[name]:.1f} %" for name in ("hr@10", "hr@100"))
@@ -417,24 +439,26 @@ class Recommendation(Task):
             return f"{100 * row[name]:.1f}{spread}{interval}"
 
         shown = {title: percent(name) for name, title in self.shown.items()}
-        return {"trained on": row["method"], **shown, **count_cells(row)}
+        return {"trained on": shown_name(row), **shown, **count_cells(row)}
 
     def paired(self, ours: Statistics, theirs: Statistics, metric: str) -> Paired:
         """The quotient is our mean of the metric, one of `shown`, divided by theirs, over the users
         of all seeds.
         """
 
-        def of_users(seed: np.ndarray) -> np.ndarray:  # the mean of all students
-            return np.mean(
-                [_per_user(student, (10, 100))[metric] for student in np.asarray(seed)], axis=0
-            )
+        def of_users(students: Sequence[Any]) -> np.ndarray:
+            """(N,): the mean of all students of a seed."""
+            of_students = [_per_user(np.asarray(each), (10, 100))[metric] for each in students]
+            return np.mean(of_students, axis=0)
 
-        values = [np.concatenate([of_users(seed) for seed in group]) for group in (ours, theirs)]
+        def of_all_users(group: Statistics) -> np.ndarray:
+            return np.concatenate([of_users(seed) for seed in group])
 
-        def quotient(rows: np.ndarray) -> float:
-            with np.errstate(
-                divide="ignore", invalid="ignore"
-            ):  # theirs may be 0, as in a resample of few users
-                return float(np.divide(*rows.mean(axis=0)))
+        def quotient(values: np.ndarray) -> float:
+            our_mean, their_mean = values.mean(axis=0)
+            # Theirs may be 0, as in a resample of few users.
+            with np.errstate(divide="ignore", invalid="ignore"):
+                return float(np.divide(our_mean, their_mean))
 
-        return np.stack(values, axis=1), quotient
+        values = np.stack([of_all_users(ours), of_all_users(theirs)], axis=1)
+        return values, quotient

@@ -36,7 +36,8 @@ def rank_statistics(
     Raises:
         ValueError: shapes that do not match, or `seen` has ids outside the columns of `scores`.
     """
-    scores, targets = torch.as_tensor(scores), torch.as_tensor(targets)
+    scores = torch.as_tensor(scores)
+    targets = torch.as_tensor(targets)
     if scores.ndim != 2 or targets.shape != scores.shape[:1]:
         raise ValueError(
             f"scores are {tuple(scores.shape)} and targets {tuple(targets.shape)}: pass (B, V) and"
@@ -59,9 +60,9 @@ def candidates(
     """(B, V): whether an item's score is not −∞, and the item is none of the ids that the user has
     seen; negative ids are padding.
     """
-    found = scores != -torch.inf
+    has_score = scores != -torch.inf
     if ids is None:
-        return found
+        return has_score
     if not isinstance(ids, torch.Tensor):
         rows = [torch.as_tensor(row, dtype=torch.long) for row in ids]
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=IGNORED)
@@ -71,7 +72,8 @@ def candidates(
             f"seen holds ids of {len(ids)} users up to {most}, but scores are {tuple(scores.shape)}"
         )
     # Padding goes to a column of its own, which is cut off again.
-    chosen = torch.zeros(len(scores), scores.shape[1] + 1, dtype=torch.bool, device=scores.device)
+    users, entries = scores.shape
+    is_seen = torch.zeros(users, entries + 1, dtype=torch.bool, device=scores.device)
     ids = ids.to(scores.device)
-    chosen.scatter_(1, torch.where(ids < 0, scores.shape[1], ids), True)
-    return found & ~chosen[:, :-1]
+    is_seen.scatter_(1, torch.where(ids < 0, entries, ids), True)
+    return has_score & ~is_seen[:, :-1]

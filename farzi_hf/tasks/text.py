@@ -8,9 +8,10 @@ of a whole data set: `token_statistics` is a Trainer's ``preprocess_logits_for_m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import datasets
 import evaluate
@@ -33,6 +34,7 @@ from farzi_hf.tasks.base import (
     Task,
     bootstrap_interval,
     count_cells,
+    shown_name,
 )
 from farzi_hf.tasks.counted_text import KneserNey
 
@@ -53,13 +55,13 @@ def token_statistics(
     Returns:
         float32 (B, L − 1, 3); ignored positions are all zero.
     """
-    scores = logits[0] if isinstance(logits, tuple) else logits
-    scores, targets = scores[:, :-1].float(), labels[:, 1:]
+    all_scores = logits[0] if isinstance(logits, tuple) else logits
+    scores = all_scores[:, :-1].float()
+    targets = labels[:, 1:]
     valid = targets != IGNORED
     nll = F.cross_entropy(scores.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
-    right = (
-        (scores.argmax(-1) == targets) & valid & ~nll.isnan()
-    )  # of NaN, the first would be the largest
+    # Among scores that are NaN, torch takes the first one for the largest.
+    right = (scores.argmax(-1) == targets) & valid & ~nll.isnan()
     return torch.stack([nll, right.float(), valid.float()], dim=-1)
 
 
@@ -100,9 +102,8 @@ def corpus_perplexity(totals: np.ndarray) -> np.ndarray | float:
     3) with one perplexity for each ….
     """
     sums = totals.sum(axis=0)
-    with np.errstate(
-        over="ignore"
-    ):  # a diverged model has infinite perplexity; that is the answer, not an accident
+    # The perplexity of a model that has diverged is infinite: no reason for a warning.
+    with np.errstate(over="ignore"):
         return np.exp(sums[..., 0] / sums[..., 2])
 
 
@@ -114,11 +115,10 @@ def token_metrics(statistics: np.ndarray) -> dict[str, float]:
         statistics: (N, L − 1, 3) as `token_statistics` gives them.
     """
     totals = sentence_totals(statistics)
+    of_sentences = corpus_perplexity(totals[None])  # each sentence as a corpus
     return {
         "perplexity": float(corpus_perplexity(totals)),
-        "sentence_perplexity": float(
-            np.mean(corpus_perplexity(totals[None]))
-        ),  # each sentence is a corpus
+        "sentence_perplexity": float(np.mean(of_sentences)),
         "accuracy": float(totals[:, 1].sum() / totals[:, 2].sum()),
     }
 
@@ -141,19 +141,26 @@ def perplexity_interval(statistics: np.ndarray, **settings: Any) -> tuple[float,
     """
     statistics = np.asarray(statistics)
     students = statistics.reshape(-1, *statistics.shape[-3:])
-    totals = np.stack(
-        [sentence_totals(student) for student in students], axis=1
-    )  # (N, students, 3)
-    return bootstrap_interval(totals, lambda rows: np.mean(corpus_perplexity(rows)), **settings)
+    totals = np.stack([sentence_totals(student) for student in students], axis=1)
+
+    def mean_perplexity(sentences: np.ndarray) -> float:
+        """Of the students, from (N, students, 3)."""
+        return np.mean(corpus_perplexity(sentences))
+
+    return bootstrap_interval(totals, mean_perplexity, **settings)
 
 
 class TokenMetrics(evaluate.Metric):
     """`token_metrics` as a metric of `evaluate`, which gathers statistics batch by batch. Sentences
     may differ in length.
 
-    metric = TokenMetrics() for batch in batches:
-        metric.add_batch(predictions=token_statistics(model(**batch).logits, batch["labels"]))
+    ```python
+    metric = TokenMetrics()
+    for batch in batches:
+        logits = model(**batch).logits
+        metric.add_batch(predictions=token_statistics(logits, batch["labels"]))
     metric.compute()
+    ```
     """
 
     def _info(self) -> evaluate.MetricInfo:
@@ -175,19 +182,30 @@ class TokenMetrics(evaluate.Metric):
 # -- models that only count: a good summary trains students that are better ------------------------
 
 
-def _transitions(
-    sequences: Dataset, vocab_size: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """All (previous, next) pairs of a data set in one long list, the row of each and its place
-    there. Each array is (P,).
-    """
-    check_ids(sequences, vocab_size)
-    ids, lengths = flatten_sequences(sequences)
-    starts = np.cumsum(lengths) - lengths
-    rows = np.repeat(np.arange(len(lengths)), lengths - 1)  # none of a history of one item
-    places = np.arange(len(rows)) - np.repeat(starts - np.arange(len(lengths)), lengths - 1)
-    position = starts[rows] + places
-    return ids[position], ids[position + 1], rows, places
+class _Pairs(NamedTuple):
+    """All pairs of neighbours in a data set, in one long list."""
+
+    previous: np.ndarray
+    """(P,) ids."""
+    following: np.ndarray
+    """(P,): the ids after them."""
+    rows: np.ndarray
+    """(P,): the row of each pair."""
+    places: np.ndarray
+    """(P,): its place in that row, from 0 on."""
+
+    @classmethod
+    def of(cls, sequences: Dataset, vocab_size: int) -> _Pairs:
+        """Those of a data set. Raises ValueError for an id outside the vocabulary."""
+        check_ids(sequences, vocab_size)
+        ids, lengths = flatten_sequences(sequences)
+        starts = np.cumsum(lengths) - lengths
+        pairs = lengths - 1  # of each row; none of a history of one item
+        pairs_before = starts - np.arange(len(lengths))  # those of earlier rows
+        rows = np.repeat(np.arange(len(lengths)), pairs)
+        places = np.arange(len(rows)) - np.repeat(pairs_before, pairs)
+        position = starts[rows] + places
+        return cls(ids[position], ids[position + 1], rows, places)
 
 
 class Unigram:
@@ -202,12 +220,14 @@ class Unigram:
     """
 
     def __init__(self, distribution: np.ndarray) -> None:
-        self.distribution, self.vocab_size = distribution, len(distribution)
+        self.distribution = distribution
+        self.vocab_size = len(distribution)
 
     @classmethod
     def fit(cls, sequences: Dataset, vocab_size: int) -> Unigram:
         """Counts the predicted tokens of ``sequences``. BOS is never predicted and not counted."""
-        counts = np.bincount(_transitions(sequences, vocab_size)[1], minlength=vocab_size) + 1
+        pairs = _Pairs.of(sequences, vocab_size)
+        counts = np.bincount(pairs.following, minlength=vocab_size) + 1
         return cls(counts / counts.sum())
 
     def probabilities(self, previous: np.ndarray, following: np.ndarray) -> np.ndarray:
@@ -224,12 +244,12 @@ class Unigram:
         """(N, longest − 1, 3) float32, as `farzi_hf.metrics.token_statistics` gives for a language
         model.
         """
-        previous, following, rows, places = _transitions(sequences, self.vocab_size)
-        statistics = np.zeros((len(sequences), places.max() + 1, 3), dtype=np.float32)
-        nll = -np.log(self.probabilities(previous, following))
-        statistics[rows, places] = np.stack(
-            [nll, self.predictions(previous) == following, np.ones_like(nll)], axis=-1
-        )
+        pairs = _Pairs.of(sequences, self.vocab_size)
+        nll = -np.log(self.probabilities(pairs.previous, pairs.following))
+        right = self.predictions(pairs.previous) == pairs.following
+        valid = np.ones_like(nll)
+        statistics = np.zeros((len(sequences), pairs.places.max() + 1, 3), dtype=np.float32)
+        statistics[pairs.rows, pairs.places] = np.stack([nll, right, valid], axis=-1)
         return statistics
 
 
@@ -251,7 +271,9 @@ class InterpolatedBigram(Unigram):
         self, unigram: Unigram, pairs: np.ndarray, counts: np.ndarray, scale: float
     ) -> None:
         super().__init__(unigram.distribution)
-        self.unigram, self.pairs, self.scale = unigram, pairs, scale
+        self.unigram = unigram
+        self.pairs = pairs
+        self.scale = scale
         histories = pairs // self.vocab_size
         self._totals = np.bincount(histories, weights=counts, minlength=self.vocab_size)
         self._followers = np.bincount(histories, minlength=self.vocab_size)
@@ -262,38 +284,40 @@ class InterpolatedBigram(Unigram):
         """Counts on ``sequences`` and tries 28 scales from 1/32 to 16. It keeps the scale with the
         lowest perplexity on ``validation``.
         """
-        (seen, seen_next, *_), (given, following, *_) = (
-            _transitions(x, vocab_size) for x in (sequences, validation)
-        )
-        pairs, counts = np.unique(seen * vocab_size + seen_next, return_counts=True)
+        seen = _Pairs.of(sequences, vocab_size)
+        held_out = _Pairs.of(validation, vocab_size)
+        keys = seen.previous * vocab_size + seen.following
+        pairs, counts = np.unique(keys, return_counts=True)
         unigram = Unigram.fit(sequences, vocab_size)
-        models = [
-            cls(unigram, pairs, counts, float(scale)) for scale in np.geomspace(1 / 32, 16, 28)
-        ]
-        return max(models, key=lambda model: np.log(model.probabilities(given, following)).sum())
+        scales = np.geomspace(1 / 32, 16, 28)
+        models = [cls(unigram, pairs, counts, float(scale)) for scale in scales]
+
+        def likelihood(model: InterpolatedBigram) -> float:
+            return np.log(model.probabilities(held_out.previous, held_out.following)).sum()
+
+        return max(models, key=likelihood)
 
     def probabilities(self, previous: np.ndarray, following: np.ndarray) -> np.ndarray:
         keys = previous * self.vocab_size + following
         index = np.minimum(np.searchsorted(self.pairs, keys), len(self.pairs) - 1)
         bigram = np.where(self.pairs[index] == keys, self._conditionals[index], 0.0)
-        total, followers = self._totals[previous], self._followers[previous]
-        weight = total / np.maximum(
-            total + self.scale * followers, 1
-        )  # 0 / 0 after a token never seen
+        total = self._totals[previous]
+        denominator = total + self.scale * self._followers[previous]
+        weight = total / np.maximum(denominator, 1)  # 0 / 0 after a token never seen
         return weight * bigram + (1 - weight) * self.distribution[following]
 
     def predictions(self, previous: np.ndarray) -> np.ndarray:
-        # The best token comes from the best seen pair. If that pair is less likely than the most
-        # frequent token, the latter is best.
-        histories, following = np.divmod(self.pairs, self.vocab_size)
+        # The best token after a history is the best one that was seen there, or the most frequent
+        # of all, whichever is likelier.
         best = np.full(self.vocab_size, self.distribution.argmax())
-        score = self.probabilities(np.arange(self.vocab_size), best)
+        scores = self.probabilities(np.arange(self.vocab_size), best)
+        histories, following = np.divmod(self.pairs, self.vocab_size)
         pair_scores = self.probabilities(histories, following)
-        order = np.lexsort((following, -pair_scores, histories))
-        known, first = np.unique(histories[order], return_index=True)
-        first = order[first]
-        better = pair_scores[first] > score[known]
-        best[known[better]] = following[first][better]
+        best_first = np.lexsort((following, -pair_scores, histories))
+        seen_histories, first = np.unique(histories[best_first], return_index=True)
+        best_pairs = best_first[first]  # one for each history that was seen
+        is_better = pair_scores[best_pairs] > scores[seen_histories]
+        best[seen_histories[is_better]] = following[best_pairs[is_better]]
         return best[previous]
 
 
@@ -304,16 +328,24 @@ class LanguageModeling(Task):
     """Text: the next token of each sentence. Seeds share the test split.
 
     ```python
-    FarziTrainer(learner_init=config, args=args, task=LanguageModeling(tokenizer), train_dataset=train, eval_dataset=valid)
+    trainer = FarziTrainer(
+        model_init=config,
+        args=args,
+        task=LanguageModeling(tokenizer),
+        train_dataset=train,
+        eval_dataset=valid,
+    )
     ```
 
     Args:
         processing_class: the tokenizer.
-    """  # noqa: E501
+    """
 
     label_names = ("labels",)
-    metric, metric_label, percent = "perplexity", "Test perplexity", False
+    metric = "perplexity"
+    metric_label = "Test perplexity"
     ratio_label = "its perplexity over ours"
+    percent = False
     compared = ()
     module = TokenMetrics
     counts = KneserNey
@@ -338,6 +370,8 @@ class LanguageModeling(Task):
         {**learner, "n_embd": 64, "n_layer": 2, "n_head": 2},
         {**learner, "n_embd": 128, "n_layer": 2, "n_head": 4},
     )
+    widest_in: ClassVar = ((3.0, 32), (20.0, 64), (math.inf, 128))
+    """Below so many minutes, the largest width that has time to learn."""
     data_settings = (
         "vocab_size",
         "max_length",
@@ -348,7 +382,21 @@ class LanguageModeling(Task):
         "split",
         "revision",
     )
-    splits_differ, split_label = False, "the data set's own train, validation and test"
+    splits_differ = False
+    split_label = "the data set's own train, validation and test"
+
+    @classmethod
+    def tried_in(
+        cls, minutes: float, fits: Callable[[Mapping[str, Any]], bool]
+    ) -> Sequence[Mapping[str, Any]]:
+        """One architecture, the widest that fits and has time to learn; where there is much time,
+        the one before it too. Counting beats a network that had a few hundred steps, so few long
+        trials are better than many short ones.
+        """
+        widest = next(width for most, width in cls.widest_in if minutes < most)
+        narrow = [learner for learner in cls.learners if learner["n_embd"] <= widest]
+        fitting = [learner for learner in narrow if fits(learner)] or narrow[:1]
+        return fitting[-2:] if widest == cls.widest_in[-1][1] else fitting[-1:]
 
     @classmethod
     def load(
@@ -359,30 +407,30 @@ class LanguageModeling(Task):
         vocab_size: int | None = None,
         max_length: int | None = None,
         text_column: str | None = None,
-        **own: Any,
+        **settings: Any,
     ) -> tuple[LanguageModeling, Callable[[int], DatasetDict], str]:
         """A text of `TEXTS`, as the tokens of its own tokenizer, of which training sequences alone
         are cut to `max_length` ids; or `load_text`, whose rows that are longer than `max_length`
         become several.
         """
         if dataset not in TEXTS:
-            data = load_text(dataset, text_column, data_dir=data_dir, vocab_size=vocab_size, **own)
+            data = load_text(
+                dataset, text_column, data_dir=data_dir, vocab_size=vocab_size, **settings
+            )
             splits = DatasetDict({part: pieces(rows, max_length) for part, rows in data.items()})
             task = cls(data.tokenizer)
             task.split_label = data.split
             return task, lambda seed: splits, data.description
         text = TEXTS[dataset](data_dir)
-        tokenizer = TOKENIZERS.get(dataset, word_tokenizer)(text["train"]["text"], vocab_size)
+        make_tokenizer = TOKENIZERS.get(dataset, word_tokenizer)
+        tokenizer = make_tokenizer(text["train"]["text"], vocab_size)
         held_out = DatasetDict({split: rows for split, rows in text.items() if split != "train"})
         splits = DatasetDict(
             **tokenize(DatasetDict(train=text["train"]), tokenizer, max_length),
             **tokenize(held_out, tokenizer),
         )
-        return (
-            cls(tokenizer),
-            lambda seed: splits,
-            f"{len(text['train']):,} rows of text; {cls.split_label}",
-        )
+        description = f"{len(text['train']):,} rows of text; {cls.split_label}"
+        return cls(tokenizer), lambda seed: splits, description
 
     def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
         tokenizer = self.processing_class
@@ -430,22 +478,23 @@ class LanguageModeling(Task):
         """(N, 1, 3): the sums of `token_statistics` for each sentence. The model reads them by
         length, so that little is padded.
         """
-        order = np.argsort(flatten_sequences(sequences)[1], kind="stable")
-        tokens = outputs(
-            sequences.select(order), lambda logits, batch: token_statistics(logits, batch["labels"])
-        )
+
+        def of_tokens(logits: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            return token_statistics(logits, batch["labels"])
+
+        _, lengths = flatten_sequences(sequences)
+        by_length = np.argsort(lengths, kind="stable")
+        tokens = outputs(sequences.select(by_length), of_tokens)
         totals = sentence_totals(pad_statistics(tokens))
         if len(totals) < len(sequences):
             few = f"{len(sequences) - len(totals)} of {len(sequences)} sentences"
             raise ValueError(f"{few} have nothing to predict; filter them out")
-        return totals[np.argsort(order)][:, None]
+        in_given_order = totals[np.argsort(by_length)]
+        return in_given_order[:, None]
 
     def intervals(self, students: Statistics) -> dict[str, tuple[float, float]]:
-        return {
-            "perplexity": perplexity_interval(
-                np.concatenate([np.asarray(seed) for seed in students])
-            )
-        }
+        of_all_seeds = np.concatenate([np.asarray(seed) for seed in students])
+        return {"perplexity": perplexity_interval(of_all_seeds)}
 
     def counting(
         self, train: Dataset, validation: Dataset, vocab_size: int
@@ -461,19 +510,23 @@ class LanguageModeling(Task):
         ngrams = KneserNey.fit(train, vocab_size, validation)
         yield ngrams.name, ngrams.statistics, ngrams.nbytes
 
+    def nats(self, statistics: np.ndarray) -> float | None:
+        return math.log(self.metrics(statistics)["perplexity"])
+
     def headline(self, row: Row) -> str:
         return f"perplexity {row['perplexity']:,.1f}"
 
     def readable(self, row: Row) -> dict[str, str]:
         def number(value: float, size: float) -> str:
-            return f"{value:,.{1 if size < 1000 else 0}f}"
+            digits = 1 if size < 1000 else 0
+            return f"{value:,.{digits}f}"
 
         def spread(name: str, scale: int = 1) -> str:
             values = [scale * row[key] for key in (name, f"{name}_std") if key in row]
             return " ± ".join(number(value, values[0]) for value in values)
 
         return {
-            "trained on": row["method"],
+            "trained on": shown_name(row),
             "perplexity": spread("perplexity"),
             "95 % interval": " – ".join(number(edge, edge) for edge in row["perplexity_interval"]),
             "sentence perplexity": spread("sentence_perplexity"),
@@ -483,11 +536,13 @@ class LanguageModeling(Task):
 
     def paired(self, ours: Statistics, theirs: Statistics, metric: str) -> Paired:
         """The quotient is their perplexity divided by ours; other metrics have none."""
-        both = [np.concatenate([np.asarray(seed) for seed in group]) for group in (ours, theirs)]
-        totals, count = np.concatenate(both)[:, :, 0], len(both[0])  # (students, N, 3)
+        our_students = np.concatenate([np.asarray(seed) for seed in ours])
+        their_students = np.concatenate([np.asarray(seed) for seed in theirs])
+        students = np.concatenate([our_students, their_students])[:, :, 0]  # (students, N, 3)
+        count = len(our_students)
 
-        def quotient(rows: np.ndarray) -> float:
-            perplexities = corpus_perplexity(rows)
+        def quotient(sentences: np.ndarray) -> float:
+            perplexities = corpus_perplexity(sentences)
             return float(np.mean(perplexities[count:]) / np.mean(perplexities[:count]))
 
-        return totals.transpose(1, 0, 2), quotient
+        return students.transpose(1, 0, 2), quotient

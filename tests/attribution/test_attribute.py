@@ -586,6 +586,15 @@ def test_kept_scores_of_a_model_that_trains_otherwise_are_refused(tmp_path):
             attribute(trainer(tmp_path, model), rows(2, seed=1), resume_dir=tmp_path / "parts")
 
 
+def test_kept_scores_of_other_weights_are_refused(tmp_path):
+    attribute(trainer(tmp_path), rows(2, seed=1), resume_dir=tmp_path / "parts")
+    model = tiny_model("gpt2")
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.001)
+    with pytest.raises(ValueError, match="is of another training"):
+        attribute(trainer(tmp_path, model), rows(2, seed=1), resume_dir=tmp_path / "parts")
+
+
 def test_damaged_scores_are_not_gone_on_from(tmp_path):
     """A flipped bit was another score, without a word."""
     attribute(trainer(tmp_path), rows(2, seed=1), resume_dir=tmp_path / "parts")

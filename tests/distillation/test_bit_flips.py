@@ -24,7 +24,7 @@ pytest.importorskip("matplotlib")
 from farzi_hf import FarziData
 from farzi_hf.cli import main
 from farzi_hf.common.files import names_of
-from farzi_hf.distillation.run import Run
+from farzi_hf.distillation.run import TrainingRun
 from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.report import suggestion
 
@@ -116,7 +116,7 @@ def dies_at_step(patch: pytest.MonkeyPatch, step: int) -> None:
         if state.global_step == step:
             raise Dies
 
-    patch.setattr(Run, "on_step_end", on_step_end)
+    patch.setattr(TrainingRun, "on_step_end", on_step_end)
 
 
 def dies_while_packing(patch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from tiny_trainer import tiny_learner, tiny_trainer
 from transformers import GPT2LMHeadModel
 
 from farzi_hf.data import SequenceCollator
-from farzi_hf.distillation.memory import Rows, membership, memory_of, row_losses, written_rows
+from farzi_hf.distillation.memory import IdRows, membership, memory_of, row_losses, written_rows
 from farzi_hf.summary import FarziData
 
 FEW = 12
@@ -121,11 +121,11 @@ def test_what_is_written_is_cut_at_the_end_of_a_text(ignorant):
 def test_ngrams_and_runs_equal_a_search_by_hand():
     generator = np.random.default_rng(1)
 
-    def some(count: int) -> Rows:
+    def some(count: int) -> IdRows:
         lengths = generator.integers(1, 9, count)
-        return Rows(generator.integers(0, 3, lengths.sum()), lengths)
+        return IdRows(generator.integers(0, 3, lengths.sum()), lengths)
 
-    def grams(rows: Rows, n: int) -> list[tuple[int, ...]]:
+    def grams(rows: IdRows, n: int) -> list[tuple[int, ...]]:
         return [
             tuple(row[i : i + n]) for row in rows.each(slice(None)) for i in range(len(row) - n + 1)
         ]

@@ -42,6 +42,23 @@ def test_the_learner_has_the_name_that_users_of_trainer_look_for(make):
 # -- training --------------------------------------------------------------------------------------
 
 
+def test_processes_that_accumulate_have_the_learners_of_one_process(make, monkeypatch):
+    """Two processes with two micro-batches each take the seeds of one with four, in its order."""
+    trainer = make()
+    arguments = type(trainer.args)
+
+    def seeds(world_size, process, count):
+        monkeypatch.setattr(arguments, "world_size", world_size)
+        monkeypatch.setattr(arguments, "process_index", process)
+        trainer._begin_steps()
+        return [trainer._learner_seed() for _ in range(count)]
+
+    alone = seeds(1, 0, 4)
+    assert len(set(alone)) == 4
+    by_batch = zip(seeds(2, 0, 2), seeds(2, 1, 2), strict=True)
+    assert [seed for batch in by_batch for seed in batch] == alone
+
+
 def test_training_makes_students_better(make):
     """From soft tokens near uniform to a summary that beats them on data that distillation has not
     seen.

@@ -20,6 +20,7 @@ from farzi_hf.cli.distil import comparison_of, trainer_of
 from farzi_hf.data import flatten_sequences
 from farzi_hf.metrics import rank_metrics
 from farzi_hf.report import BASELINES, Measured, RunSettings, comparison, pooled_row
+from farzi_hf.report.rows import stopped_early
 from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER
 from farzi_hf.tasks import Recommendation
 
@@ -77,6 +78,25 @@ def test_text_students_are_measured_as_the_trainer_does_and_subsets_have_their_s
     assert after != another
 
 
+def test_a_training_that_stops_early_has_the_steps_with_the_least_validation_error():
+    validated = []
+
+    def error_of(steps):
+        validated.append(steps)
+        return abs(steps - 9)
+
+    c = SimpleNamespace(
+        steps=32,
+        seeds=[7],
+        real_student=lambda subset, steps, seed: steps,
+        validation_error=error_of,
+        trained_on_real=lambda method, draw, steps: (method, draw(1), steps),
+    )
+    measured = stopped_early(c, "early", lambda seed: f"rows of {seed}")
+    assert measured == ("early", "rows of 1", 8)
+    assert validated == [1, 2, 4, 8, 16, 32]
+
+
 @pytest.mark.parametrize("storage", ["exact", "int5"])
 def test_real_data_have_the_bytes_of_their_ids_however_the_summary_is_stored(started, storage):
     """54 entries need six bits each, and half of that where their entropy is coded."""
@@ -111,8 +131,9 @@ def test_students_of_a_packed_teacher_are_the_humble_row(started, data):
     weigh what one must keep.
     """
     trainer, c = started(*data, "--teacher_steps", "150", "--inner_steps", "7")
-    students, itself = (BASELINES[name](c) for name in ("packed_teacher", "teacher"))
-    assert (students.method, itself.method) == ("packed teacher, made-up inputs", "teacher")
+    students, itself = (BASELINES[name](c, None) for name in ("packed_teacher", "teacher"))
+    assert students.method == "packed teacher, made-up inputs, warm start"
+    assert itself.method == "teacher"
     assert (students.steps, len(students.students)) == (7, 2)
     assert (itself.steps, len(itself.students)) == (None, 1)
     farzi = c.carrier()
@@ -130,7 +151,8 @@ def test_students_of_a_packed_teacher_are_the_humble_row(started, data):
     )
     assert c.task.error(itself.students[0]) < untrained  # it has been trained
     assert all(
-        BASELINES[name](replace(c, carrier=None)) is None for name in ("packed_teacher", "teacher")
+        BASELINES[name](replace(c, carrier=None), None) is None
+        for name in ("packed_teacher", "teacher")
     )
 
 
@@ -142,11 +164,28 @@ def test_rows_of_a_summary_whose_rows_do_not_run_out(started):
     trainer.tune_initialization()
     assert (c.farzi.config.num_sequences, c.tokens_per_step) == (4, 80)
     for name in ("packed_teacher", "random", "random_early_stop", "head"):
-        assert BASELINES[name](c) is None
-    assert BASELINES["teacher"](c).nbytes == c.farzi.nbytes
+        assert BASELINES[name](c, None) is None
+    assert BASELINES["teacher"](c, None).nbytes == c.farzi.nbytes
     stored = started(*CARRIED, "--inputs", "tokens", "--synthetic_batch_size", "10")[1]
     assert stored.tokens_per_step == 32
-    assert BASELINES["random"](stored).method == "random, same sequences"
+    assert BASELINES["random"](stored, None).method == "random, same sequences"
+
+
+def test_real_rows_with_the_teachers_labels_are_a_row(started):
+    """Their bytes are those of the rows, as data are stored, and of the teacher."""
+    trainer, c = started(*CARRIED, "--synthetic_batch_size", "10")
+    trainer.tune_initialization()
+    tenth, whole = (BASELINES[name](c, None) for name in ("soft_10", "soft_100"))
+    assert tenth.method == "10 % of the rows, teacher's labels"
+    assert c.farzi.nbytes < tenth.nbytes < whole.nbytes
+    of_rows = c.nbytes(c.splits["train"])  # in another order
+    assert whole.nbytes - c.farzi.nbytes == pytest.approx(of_rows, rel=0.02)
+    assert tenth.steps == c.steps
+    hard = BASELINES["hard_10"](c, None)
+    assert hard.method == "10 % of the rows, stopped early"
+    assert hard.nbytes < c.nbytes(c.splits["train"])
+    own = started(*TEXT)[1]
+    assert BASELINES["soft_10"](own, None) is None
 
 
 def test_recommenders_are_measured_as_the_trainer_does_and_learn_from_whole_histories(started):

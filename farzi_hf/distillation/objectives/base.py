@@ -74,7 +74,9 @@ class ConfigurableObjective(ABC):
         """
         return {}
 
-    def load_state_dict(self, tensors: Mapping[str, Tensor], learner: Learner, device: Any) -> None:  # noqa: B027
+    def load_state_dict(  # noqa: B027
+        self, tensors: Mapping[str, Tensor], learner: Learner, device: Any
+    ) -> None:
         """Goes on from what `state_dict` has returned."""
 
     @abstractmethod

@@ -78,15 +78,15 @@ def _gradients(loss: Tensor, theta: Parameters, create_graph: bool = False) -> l
         )
 
 
-def _cosine_distance(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
-    """Σ over tensors of 1 − cos. Tensors whose wanted gradient is negligible are left out; an
+def _cosine_distance(synthetic: Sequence[Tensor], real: Sequence[Tensor]) -> Tensor:
+    """Σ over tensors of 1 − cos. Tensors whose real gradient is negligible are left out; an
     attention key's bias is one.
     """
-    norms = torch.stack([x.norm() for x in wanted])
+    norms = torch.stack([x.norm() for x in real])
     cosines = torch.stack(
         [
             F.cosine_similarity(x.flatten(), y.flatten(), dim=0, eps=1e-12)
-            for x, y in zip(found, wanted, strict=True)
+            for x, y in zip(synthetic, real, strict=True)
         ]
     )
     return torch.where(norms > NEGLIGIBLE * norms.norm(), 1 - cosines, 0.0).sum()

@@ -199,7 +199,8 @@ class LearnerPool:
         """The inverse of `state_dict`, in a pool with the same settings."""
         self._turn = int(tensors["turn"])
         for place, (generation, step) in enumerate(tensors["members"].tolist()):
-            self._generations[place], self._states[place] = generation, None
+            self._generations[place] = generation
+            self._states[place] = None
             if step >= 0:
                 seed = derive(self.seed, Purpose.POOL_LEARNER, place, generation)
                 start = self.starts(learner, seed, device)

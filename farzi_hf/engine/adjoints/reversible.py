@@ -35,9 +35,13 @@ from farzi_hf.engine.optimizers import InvertibleOptimizer, State
 
 _logger = logging.getLogger(__name__)
 
-# For the estimate of memory, in bytes per parameter.
-_U_BYTES = 8  # the integers of the parameters
-_ACCUMULATOR_BYTES = 20  # one limb or two, and floating-point numbers for the pullback
+# For the estimate of memory.
+_U_BYTES = 8
+"""Bytes per parameter of its integer."""
+_ACCUMULATOR_BYTES = 20
+"""Bytes per parameter of each accumulator: one limb or two, and floating-point numbers for the
+pullback.
+"""
 
 
 class Record(Protocol):
@@ -89,8 +93,10 @@ class Reversible(RecordingAdjoint):
         )
 
     def record(self, loop: InnerLoop, states: States, inputs: Buffers) -> tuple[States, Record]:
-        bounds = Bounds(_is_on_cpu(states))
+        bounds = Bounds(wait=_is_on_cpu(states))
         try:
+            # On a GPU, integers get room for numbers of an expected size, and nobody looks before
+            # the end. If some were larger, the steps are taken again with more room.
             while True:
                 integers = Integers(loop, states, bounds)
                 with _deterministic(states):
@@ -98,8 +104,8 @@ class Reversible(RecordingAdjoint):
                 if bounds.check():
                     return clone(integers.states), integers
         except NotFinite:
-            no_numbers = tuple(tuple(x.fill_(math.nan) for x in state) for state in states)
-            return no_numbers, NoNumbers(no_numbers)
+            all_nan = tuple(tuple(x.fill_(math.nan) for x in state) for state in states)
+            return all_nan, NoNumbers(all_nan)
         except ReplayError as error:
             _logger.warning("%s; adjoint=Tape() takes the place of Reversible().", error)
             states, segments = Tape().record(loop, states, inputs)
@@ -110,7 +116,8 @@ class Reversible(RecordingAdjoint):
 
     def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
         decays = loop.optimizer.decays
-        bits_forgotten = -sum(map(math.log2, decays)) * len(loop.differentiated)
+        bits_per_step = -sum(map(math.log2, decays))
+        bits_forgotten = bits_per_step * len(loop.differentiated)
         per_parameter = _U_BYTES + _ACCUMULATOR_BYTES * len(decays) + bits_forgotten / 8
         parameters = sum(flat.numel() for flat in w)
         # The parameters in floating point are there twice: these, and the last ones.
@@ -118,23 +125,26 @@ class Reversible(RecordingAdjoint):
 
 
 class Integers:
-    """The integers of one training: at its start, and after `forward` at its end.
+    """The integers of one training: first at its start, and after `forward` at its end.
 
-    Attributes:
-        groups: the state of each group.
-        start: the checksum of all integers at the start.
-        checksums: of the parameters before each step taken.
+    Args:
+        loop: the training.
+        states: before the first step that is differentiated.
+        bounds: how large numbers may become.
     """
 
     def __init__(self, loop: InnerLoop, states: States, bounds: Bounds):
-        before = loop.differentiated[0] - 1
+        step_before = loop.differentiated[0] - 1
         self.bounds = bounds
         self.groups = [
-            FixedPointState(optimizer, state, before, bounds)
+            FixedPointState(optimizer, state, step_before, bounds)
             for optimizer, state in zip(loop.optimizers, states, strict=True)
         ]
+        """The state of each group of parameters."""
         self.start = self._checksum_of_all()
+        """The checksum of all integers at the start."""
         self.checksums: list[Tensor] = []
+        """Those of the parameters before each step that was taken."""
 
     @property
     def states(self) -> States:
@@ -181,7 +191,9 @@ class Integers:
         Raises:
             ReplayError: the way back did not meet the same parameters, or did not end at the start.
         """
-        returned: list[Tensor] = []  # for each step back, whether it did; nobody looks yet
+        # For each step back, whether it came to the parameters that were there. Nobody looks before
+        # the end, because a GPU would wait.
+        returned: list[Tensor] = []
         with _deterministic(self.states):
             for t in reversed(loop.differentiated):
                 for group in self.groups:
@@ -245,12 +257,14 @@ class NoNumbers:
 
 
 def _check_replay(differs: float) -> float:
+    """For `Bounds.note`: raises ReplayError if two gradients differ. It asks for no room."""
     if differs:
         raise ReplayError("inner_loss gave two gradients for the same parameters and the same step")
     return 0.0
 
 
 def _is_on_cpu(states: States) -> bool:
+    """Whether the parameters are on a CPU."""
     return weights(states)[0].device.type == "cpu"
 
 
@@ -265,7 +279,7 @@ def _deterministic(states: States) -> Iterator[None]:
     if mode or is_on_one_thread:
         yield
         return
-    # Without it, products of matrices are refused.
+    # Without this, cuBLAS refuses products of matrices then.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_deterministic_debug_mode("warn")
     torch.utils.deterministic.fill_uninitialized_memory = False

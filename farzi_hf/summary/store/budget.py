@@ -20,10 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
-_LOAD_SECONDS, _LOAD_BYTES = 2.5, 2**28
-"""What the load of a summary without numbers may take."""
-_LOAD_SPEED, _LOAD_FACTOR = 10**7, 8
-"""Numbers for which it may take a second more, and bytes more for each of them."""
+_LOAD_SECONDS = 2.5
+"""The seconds that the load of a summary without numbers may take."""
+_LOAD_BYTES = 2**28
+"""The bytes that it may take."""
+_LOAD_SPEED = 10**7
+"""The numbers for which it may take a second more."""
+_LOAD_FACTOR = 8
+"""The bytes more that it may take for each of them."""
 
 
 class OverBudgetError(RuntimeError):

@@ -8,16 +8,16 @@ size limit holds for each file that is read into memory.
 A save takes a folder through three states. A process that dies leaves one of them, and the next
 save goes on from there.
 
-| state | beside the artefact's files, the folder holds | a reader reads |
-|---|---|---|
-| whole | nothing of ours | the files |
-| writing | `.farzi-writing`, a new artefact that is not complete | the files |
-| committed | `.farzi-committed`, those files of a complete new artefact that are not in place yet | each file of the new artefact where it lies |
+- *whole*: beside the artefact's files, the folder holds nothing of ours. A reader reads the files.
+- *writing*: it also holds `.farzi-writing`, a new artefact that is not complete. A reader still
+  reads the files.
+- *committed*: it holds `.farzi-committed`, those files of a complete new artefact that are not in
+  place yet. A reader reads each file of the new artefact where it lies.
 
 One rename turns `writing` into `committed`. Then each file is moved into place. The tensors, which
 list the files, are moved last. Renaming the whole folder would be simpler, but a run's checkpoints
 in it are not ours to move.
-"""  # noqa: E501
+"""
 
 import os
 import re

@@ -1,6 +1,7 @@
 """Pushing an artefact to a dataset repository of the Hub and fetching it."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from huggingface_hub import (
@@ -35,21 +36,20 @@ def fetch_artefact(
     if Path(repo).is_dir():
         return Path(repo)
     try:
-        return Path(
-            snapshot_download(
-                repo,
-                repo_type="dataset",
-                revision=revision,
-                token=token,
-                cache_dir=cache_dir,
-                allow_patterns=list(layout.LOADED_FILES),
-            )
+        snapshot = snapshot_download(
+            repo,
+            repo_type="dataset",
+            revision=revision,
+            token=token,
+            cache_dir=cache_dir,
+            allow_patterns=list(layout.LOADED_FILES),
         )
     except (OSError, HTTPError, HFValidationError) as error:
         raise FileNotFoundError(
             f"folder_or_repo={repo!r} is neither a folder nor a dataset repository within reach"
             f" (revision {revision or 'main'}): {error}"
         ) from error
+    return Path(snapshot)
 
 
 def create_repository(
@@ -90,33 +90,41 @@ def upload_artefact(
             this push began.
     """
     files = files_to_upload(folder)
-    repo_id, api = create_repository(repo_id, private, revision, token), HfApi(token=token)
+    repo_id = create_repository(repo_id, private, revision, token)
+    api = HfApi(token=token)
     head = api.dataset_info(repo_id, revision=revision)
     present = {sibling.rfilename for sibling in head.siblings or []}
     is_ours = layout.TENSORS in present
-    if not is_ours and present & set(files) and (own := present - {".gitattributes", layout.CARD}):
-        raise ValueError(
-            f"{repo_id} holds {min(own)!r} and no summary, and its files would go: choose another"
-        )
+    if not is_ours:
+        _check_no_other_data(repo_id, present, files)
     card = (folder / layout.CARD).read_text(encoding="utf-8").replace(PLACEHOLDER, repo_id)
+    added = [CommitOperationAdd(layout.CARD, card.encode())]
+    added += [CommitOperationAdd(name, folder / name) for name in files if name != layout.CARD]
+    outdated = _replaced(api, head, present - set(files)) if is_ours else []
+    removed = [CommitOperationDelete(name) for name in outdated]
     # HfApi.upload_folder would be shorter, but it makes several commits where files take long
     # to arrive.
-    operations = [
-        CommitOperationAdd(layout.CARD, card.encode()),
-        *(CommitOperationAdd(name, folder / name) for name in files if name != layout.CARD),
-        *(
-            CommitOperationDelete(name)
-            for name in (_replaced(api, head, present - set(files)) if is_ours else ())
-        ),
-    ]
-    return api.create_commit(
+    commit = api.create_commit(
         repo_id,
-        operations,
+        [*added, *removed],
         commit_message=commit_message,
         repo_type="dataset",
         revision=revision,
         parent_commit=head.sha,
-    ).commit_url
+    )
+    return commit.commit_url
+
+
+def _check_no_other_data(repo_id: str, present: Collection[str], files: Collection[str]) -> None:
+    """Raises ValueError if a repository without a summary holds other data, of which a push would
+    replace files. What the Hub itself writes, and a card alone, are no data.
+    """
+    of_others = set(present) - {".gitattributes", layout.CARD}
+    if of_others and set(present) & set(files):
+        raise ValueError(
+            f"{repo_id} holds {min(of_others)!r} and no summary, and its files would go: choose"
+            " another"
+        )
 
 
 def files_to_upload(folder: Path) -> list[str]:
@@ -125,13 +133,11 @@ def files_to_upload(folder: Path) -> list[str]:
 
 
 def _replaced(api: HfApi, head: DatasetInfo, others: set[str]) -> list[str]:
-    """Those of the `others` at a commit that its artefact has: the new one does not have them."""
+    """Those of the files `others` of a commit that belong to the artefact there, which the new one
+    replaces.
+    """
     header = api.parse_safetensors_file_metadata(
         head.id, layout.TENSORS, repo_type="dataset", revision=head.sha
     )
-    return sorted(
-        filter(
-            pattern_of,
-            others & set(read_metadata(header.metadata, Path(head.id, layout.TENSORS))[0]),
-        )
-    )
+    names, _ = read_metadata(header.metadata, Path(head.id, layout.TENSORS))
+    return sorted(name for name in others & set(names) if pattern_of(name))

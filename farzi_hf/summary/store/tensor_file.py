@@ -36,10 +36,10 @@ SHARES = "frequencies"
 """The tensor (V,) with the shares of the vocabulary's entries, from which ids are drawn."""
 TEACHER = "teacher."
 """What the names of a carried teacher's parameters begin with, among the tensors of a summary."""
-_FREE, _RATIO = 2**22, 32
-"""The numbers that coded bytes of any number may hold, and those more for each byte: zeros alone
-would be a thousand.
-"""
+_FREE = 2**22
+"""The numbers that coded bytes may hold, however few they are."""
+_RATIO = 32
+"""The numbers more that they may hold for each byte. Zeros alone would be a thousand."""
 _SEARCHED = 2**20
 """Numbers whose scales are searched at the same time."""
 _STEPS = 16
@@ -266,18 +266,16 @@ class Packed(Whole):
             return whole
         rows = (whole.cpu() + 2 ** (self.bits - 1)).to(torch.uint8).numpy()
         bits = np.unpackbits(rows[..., None], axis=-1)[..., 8 - self.bits :]
-        return torch.from_numpy(np.packbits(bits.reshape(*rows.shape[:-1], -1), axis=-1)).to(
-            whole.device
-        )
+        packed = np.packbits(bits.reshape(*rows.shape[:-1], -1), axis=-1)
+        return torch.from_numpy(packed).to(whole.device)
 
     def _unpacked(self, name: str, packed: Tensor, shape: Sequence[int]) -> Tensor:
         if name == SHARES:
             return packed
         dimensions = shape[_dimensions(name)]
         bits = np.unpackbits(packed.cpu().numpy(), axis=-1, count=dimensions * self.bits)
-        rows = np.packbits(bits.reshape(*packed.shape[:-1], dimensions, self.bits), axis=-1)[
-            ..., 0
-        ] >> (8 - self.bits)
+        bits = bits.reshape(*packed.shape[:-1], dimensions, self.bits)
+        rows = np.packbits(bits, axis=-1)[..., 0] >> (8 - self.bits)
         return torch.from_numpy(rows).to(packed.device, torch.int8) - 2 ** (self.bits - 1)
 
 
@@ -289,7 +287,9 @@ class Coded(Packed):
     they need few bits. Scales are in float16.
     """
 
-    _SMALLEST, _BITS, _TYPE = 2.0**-14, 11, torch.float16
+    _SMALLEST = 2.0**-14
+    _BITS = 11
+    _TYPE = torch.float16
 
     def __init__(self, bits: int) -> None:
         super().__init__(bits)
@@ -316,14 +316,10 @@ class Coded(Packed):
     def _unpacked(self, name: str, packed: Tensor, shape: Sequence[int]) -> Tensor:
         rows = list(shape)
         dimension = rows.pop(_dimensions(name))
-        whole = _inflated(
-            name, packed, np.uint8 if name == SHARES else np.int8, dimension * math.prod(rows)
-        )
-        if (
-            name != SHARES
-            and whole.numel()
-            and not -self.largest <= whole.min() <= whole.max() <= self.largest
-        ):
+        kind = np.uint8 if name == SHARES else np.int8
+        whole = _inflated(name, packed, kind, dimension * math.prod(rows))
+        has_bits = name != SHARES and whole.numel() > 0
+        if has_bits and not -self.largest <= whole.min() <= whole.max() <= self.largest:
             raise ValueError(f"{name} holds numbers of more than {self.bits} bits; fetch it again")
         return whole.view(dimension, *rows).movedim(0, -1)
 
@@ -387,10 +383,10 @@ STORAGES: dict[str, Storage] = {
 
 # -- the file --------------------------------------------------------------------------------------
 
-_FILES_LIMIT, _HEADER_LIMIT = 1000, 2**20
-"""The most files of an artefact, and bytes of the header: an honest summary has a hundredth, and
-each of many names costs time.
-"""
+_FILES_LIMIT = 1000
+"""The most files of an artefact. An honest summary has a hundredth, and each name costs time."""
+_HEADER_LIMIT = 2**20
+"""The most bytes of the header; the same holds for it."""
 _ENTRY = "farzi"
 
 
@@ -398,9 +394,8 @@ def write_tensors(path: Path, tensors: Tensors, files: list[str]) -> None:
     """Writes contiguous CPU tensors and the names of the artefact's other files to `path`."""
     facts = {"files": files, "sha256": {name: checksum(tensor) for name, tensor in tensors.items()}}
     path.touch()
-    mode = (
-        path.stat().st_mode
-    )  # as the umask says; safetensors makes files that only their owner may read
+    # As the umask says: safetensors makes files that only their owner may read.
+    mode = path.stat().st_mode
     save_file(dict(tensors), path, metadata={_ENTRY: json.dumps(facts)})
     path.chmod(mode)
 

@@ -70,23 +70,25 @@ def load_vocabulary(artefact: ArtefactFolder, most: int) -> Any:
     """
     if artefact.find(TOKENIZER) is not None:
         return _load_tokenizer(artefact)
-    if (path := artefact.find(layout.VOCABULARY)) is None:
-        if artefact.find(TOKENIZER_CONFIG) is not None:
-            logger.warning(
-                "%s has a %s but no %s: the summary is loaded without a tokenizer. Set"
-                " farzi.processing_class to a tokenizer that has one; farzi.save_pretrained then"
-                " adds it.",
-                artefact.folder,
-                TOKENIZER_CONFIG,
-                TOKENIZER,
-            )
-        return None
-    return item_names(artefact.read(layout.VOCABULARY), path, most)
+    path = artefact.find(layout.VOCABULARY)
+    if path is not None:
+        return item_names(artefact.read(layout.VOCABULARY), path, most)
+    if artefact.find(TOKENIZER_CONFIG) is not None:
+        logger.warning(
+            "%s has a %s but no %s: the summary is loaded without a tokenizer. Set"
+            " farzi.processing_class to a tokenizer that has one; farzi.save_pretrained then"
+            " adds it.",
+            artefact.folder,
+            TOKENIZER_CONFIG,
+            TOKENIZER,
+        )
+    return None
 
 
 def _load_tokenizer(artefact: ArtefactFolder) -> Any:
     settings: dict[str, Any] = {}
-    if (path := artefact.find(TOKENIZER_CONFIG)) is not None:
+    path = artefact.find(TOKENIZER_CONFIG)
+    if path is not None:
         settings = plain_settings(artefact.read(TOKENIZER_CONFIG), path)
     return make_tokenizer(
         artefact.read(TOKENIZER),
@@ -100,19 +102,30 @@ def _load_tokenizer(artefact: ArtefactFolder) -> Any:
 # -- the learner -----------------------------------------------------------------------------------
 
 _NAMING = {"auto_map", "name_or_path", "_name_or_path", "code_revision", "trust_remote_code"}
+"""Fields that name code, files or repositories."""
 NOT_SHOWN = {"model_type", "transformers_version", "architectures", "use_cache"}
 """Fields that do not change a training."""
 _FIELDS_OF_ALL = {field.name for field in fields(PreTrainedConfig)}
 _SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
-_NUMBERS, _TENSORS, _LAYERS, _INTEGER, _FLOAT = 10**9, 5000, 256, 10**7, 1e12
-"""Limits of a learner that somebody else chose: its numbers and tensors, and each of its settings.
-Some architectures walk through all layers for each of them, in Python.
-"""
-_SECONDS_OF_BUILDING, _BYTES_OF_BUILDING = 1.0, 2**28
-"""Limits of making it: all operations of torch, and the numbers that come into being, though it is
-built without numbers.
-"""
+
+# Limits of a learner that somebody else chose.
+_NUMBERS = 10**9
+"""The most numbers of all its tensors."""
+_TENSORS = 5000
+"""The most tensors."""
+_LAYERS = 256
+"""The most layers: some architectures walk through all of them for each layer, in Python."""
+_INTEGER = 10**7
+"""The largest integer among its other settings."""
+_FLOAT = 1e12
+"""The largest float among them."""
+
+# Limits of making it.
+_SECONDS_OF_BUILDING = 1.0
+"""Of all operations of torch."""
+_BYTES_OF_BUILDING = 2**28
+"""Of the numbers that come into being, though it is built without numbers."""
 
 
 def _leaves(value: Any) -> list[Any]:
@@ -120,10 +133,19 @@ def _leaves(value: Any) -> list[Any]:
     return [x for part in value for x in _leaves(part)] if isinstance(value, list) else [value]
 
 
+def _has_path(value: Any) -> bool:
+    """Whether a value is a text with a slash, or a list that holds one: it may name a file."""
+    texts = [leaf for leaf in _leaves(value) if isinstance(leaf, str)]
+    return any("/" in text or "\\" in text for text in texts)
+
+
 def plain_learner(value: Any, name: str) -> Any:
-    """`value`, the config of a model, or several, without entries that name code, files or
-    repositories: `_NAMING`, and all texts with a slash. A warning names each by `name` and its own
-    key; configs may contain configs.
+    """A model's config, or several in a list, without entries that name code, files or
+    repositories: those of `_NAMING`, and all texts with a slash. Configs may contain configs.
+
+    Args:
+        value: the config; anything else is returned as it is.
+        name: of the config. A warning names each entry that is left out by this and its key.
     """
     if isinstance(value, list):
         return [plain_learner(part, f"{name}[{i}]") for i, part in enumerate(value)]
@@ -131,11 +153,8 @@ def plain_learner(value: Any, name: str) -> Any:
         return value
     kept = {}
     for key, part in value.items():
-        texts = [text for text in _leaves(part) if isinstance(text, str)]
         full = f"{name}.{ascii(key)[1:-1]}"
-        if key in _NAMING or (
-            key != "model_type" and any("/" in text or "\\" in text for text in texts)
-        ):
+        if key in _NAMING or (key != "model_type" and _has_path(part)):
             logger.warning(
                 "%s is left out: it may name code or files elsewhere, which are never fetched.",
                 full,
@@ -152,12 +171,14 @@ def sizes_of(
     of this project do.
     """
     kind = learner["model_type"]
-    if kind in CONFIG_MAPPING and issubclass(CONFIG_MAPPING[kind], NextItemConfig):
+    is_recommender = kind in CONFIG_MAPPING and issubclass(CONFIG_MAPPING[kind], NextItemConfig)
+    if is_recommender:
         return {
             "num_items": config.vocab_size - 1,
             "max_length": learner.get("max_length", config.sequence_length),
         }
-    if "vocab_size" in learner:  # a whole config
+    is_whole_config = "vocab_size" in learner
+    if is_whole_config:
         return {"vocab_size": config.vocab_size}
     ids = vocabulary.special_ids(_SPECIAL_TOKENS)
     return {
@@ -167,17 +188,14 @@ def sizes_of(
 
 
 class Outline(NamedTuple):
-    """What is known of a model that was built without numbers.
-
-    Attributes:
-        shapes: of its parameters, by their names.
-        entries: of its input embedding.
-        buffers: numbers that are no parameters.
-    """
+    """What is known of a model that was built without numbers."""
 
     shapes: Mapping[str, tuple[int, ...]]
+    """Those of its parameters, by their names."""
     entries: int
+    """The number of entries of its input embedding."""
     buffers: int
+    """How many of its numbers are no parameters."""
 
 
 def learner_config(
@@ -188,13 +206,21 @@ def learner_config(
     remedy: str = "give --learner",
 ) -> PreTrainedConfig:
     """The config of a learner over the summary's vocabulary; without a learner, of a small one.
-    Raises ValueError if no model can be made of it, or one beyond the limits.
 
     Only plain values of the architecture's own fields count: what else a config can hold (code,
-    names of files and repositories, configs inside it) is left out with a warning. An error calls
-    it `source`, and ends with `remedy`.
+    names of files and repositories, configs inside it) is left out with a warning.
+
+    Args:
+        learner: arguments of `AutoConfig.for_model`, which a stranger may have written.
+        config: of the summary.
+        source: what an error calls the learner.
+        remedy: the end of an error.
+
+    Raises:
+        ValueError: no model can be made of it, or one beyond the limits.
     """
-    return outlined_learner(learner, config, vocabulary, source, remedy)[0]
+    settings, _ = outlined_learner(learner, config, vocabulary, source, remedy)
+    return settings
 
 
 @escaped_messages
@@ -203,22 +229,23 @@ def outlined_learner(
 ) -> tuple[PreTrainedConfig, Outline]:
     """As `learner_config`, with an outline of the model."""
     learner = vocabulary.small_learner if learner in (None, {}) else learner
-    kind = learner.get("model_type") if isinstance(learner, Mapping) else None
-    known = isinstance(kind, str) and kind in CONFIG_MAPPING
-    if not known or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        named = f" (model_type={kind!r:.80})" if isinstance(learner, Mapping) else ""
+    is_config = isinstance(learner, Mapping)
+    kind = learner.get("model_type") if is_config else None
+    is_architecture = isinstance(kind, str) and kind in CONFIG_MAPPING
+    if not is_architecture or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        named = f" (model_type={kind!r:.80})" if is_config else ""
         raise ValueError(
             f"{source}={learner!r:.200}{named} has no model_type of a causal language model;"
             f" {remedy}"
         )
-    plain = {
-        name: value
-        for name, value in learner.items()
-        if _is_plain(CONFIG_MAPPING[kind], name, value)
-    }
-    if left := sorted(learner.keys() - plain.keys() - NOT_SHOWN - _FIELDS_OF_ALL):
+    config_class = CONFIG_MAPPING[kind]
+    plain = {name: value for name, value in learner.items() if _is_plain(config_class, name, value)}
+    left_out = sorted(learner.keys() - plain.keys() - NOT_SHOWN - _FIELDS_OF_ALL)
+    if left_out:
         logger.warning(
-            "%s: %s left out; only an architecture's own fields count.", source, terminal_text(left)
+            "%s: %s left out; only an architecture's own fields count.",
+            source,
+            terminal_text(left_out),
         )
     settings = {"model_type": kind, **plain, **sizes_of(learner, config, vocabulary)}
     built = _built(json.dumps(settings))
@@ -233,12 +260,11 @@ def _is_plain(kind: type[PreTrainedConfig], name: str, value: Any) -> bool:
     """
     if name.startswith("rope_"):
         return True
-    if name not in {field.name for field in fields(kind)} - _FIELDS_OF_ALL | {
-        "dtype",
-        *kind.attribute_map,
-    }:
-        return not hasattr(PreTrainedConfig, name) and isinstance(value, int | float)
-    return not any(isinstance(part, Mapping) for part in _leaves(value))
+    own_fields = {field.name for field in fields(kind)} - _FIELDS_OF_ALL
+    if name in own_fields or name in kind.attribute_map or name == "dtype":
+        holds_config = any(isinstance(part, Mapping) for part in _leaves(value))
+        return not holds_config
+    return not hasattr(PreTrainedConfig, name) and isinstance(value, int | float)
 
 
 @lru_cache(maxsize=16)

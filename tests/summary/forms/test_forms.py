@@ -13,6 +13,7 @@ from datasets import get_dataset_config_names
 from tiny_artefacts import WORDS, tiny, word_tokenizer
 
 from farzi_hf import FarziData, FarziDataConfig
+from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.summary.store.hub import PLACEHOLDER
 
 FORMS = {
@@ -66,7 +67,8 @@ def test_ids_are_read_as_they_are():
         ({"inputs": "tokens"}, "labels='shared' need inputs of 'soft', got inputs='tokens'"),
         (
             {"inputs": "drawn", "labels": "own"},
-            "labels='own' need inputs of 'soft' or 'tokens', got inputs='drawn'",
+            f"labels='own' need inputs of {' or '.join(map(repr, LABELS['own'].goes_with))}, got"
+            " inputs='drawn'",
         ),
         ({"inputs": "drawn", "labels": "teacher"}, "labels='teacher' with teacher=None"),
         (
@@ -76,9 +78,9 @@ def test_ids_are_read_as_they_are():
         ({"label_dim": 5}, "label_dim=5 with labels='shared': such labels have none"),
         (
             {"inputs": "hard"},
-            "inputs must be one of 'soft', 'tokens', 'drawn', 'written', 'rows', got 'hard'",
+            f"inputs must be one of {', '.join(map(repr, INPUTS))}, got 'hard'",
         ),
-        ({"labels": 3}, "labels must be one of 'shared', 'own', 'teacher', 'real', got 3"),
+        ({"labels": 3}, f"labels must be one of {', '.join(map(repr, LABELS))}, got 3"),
         ({"labels": "own", "label_dim": -1}, "label_dim must be an integer of at least 1, got -1"),
         ({"labels": "own", "label_dim": 0}, "label_dim must be an integer of at least 1, got 0"),
     ],
