@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from process_jobs import weighed
 from scipy.stats import ttest_1samp
 from test_attribute import trainer
 from tiny_models import V, arguments, config_of, tiny_model
 from tqdm import tqdm
+from trainer_runs import run
 from transformers import AutoModelForCausalLM, Trainer
 
 from farzi_hf import FarziData
@@ -475,3 +477,32 @@ def test_calibration_recovers_what_features_and_repeated_reads_say():
     clear = calibrated(feature[None], [measured(0.1), measured(0.1)])
     assert likeness(clear, value) > likeness(calibrated(feature[None], [measured(0.1)]), value)
     assert likeness(clear, value) > 0.9
+
+
+def test_two_processes_share_the_rows_of_a_step(tmp_path):
+    """As one process that accumulates their batches."""
+    settings = {
+        "max_steps": 6,
+        "per_device_train_batch_size": 3,
+        "learning_rate": 5e-3,
+        "adam_epsilon": 1e-2,
+        "max_grad_norm": 0.0,
+        "logging_strategy": "no",
+        "disable_tqdm": True,
+    }
+    args = arguments(tmp_path / "one", **settings, gradient_accumulation_steps=2)
+    one = Trainer(tiny_model("gpt2"), args, SequenceCollator(0), pool())
+    expected = weigh(one, target(), outer_steps=2, keep=6).weights
+    folder = tmp_path / "two"
+    given = {
+        **settings,
+        "output_dir": str(folder),
+        "rows": pool()["input_ids"][:],
+        "target": target()["input_ids"][:],
+    }
+    codes = run(folder, given, processes=2, target=weighed)
+    assert codes == [0, 0], [path.read_text() for path in tmp_path.glob("two.*.log")]
+    for rank in range(2):
+        found = torch.load(folder / f"process-{rank}.pt")
+        assert found["world_size"] == 2
+        torch.testing.assert_close(found["weights"], expected, rtol=1e-3, atol=1e-4)
