@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
 from farzi_hf.attribution.choosers import Chooser, Task
-from farzi_hf.attribution.outer_steps import identity_of_steps
+from farzi_hf.attribution.outer_steps import bar_of, identity_of_steps
 from farzi_hf.attribution.queries import Targets
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.common.tensors import load_tensors, save_tensors
@@ -161,10 +161,8 @@ def choose(
     measured_in = measured_in or task.trainings
     kept = None if folder is None else _Kept(folder, task, (dev, test), trainings)
     costs = [each.gradients(task) + trainings * task.steps for each in choosers]
-    trainer = task.trainings.replay.trainer
-    is_hidden = trainer.args.disable_tqdm or not trainer.is_world_process_zero()
     tried = []
-    with tqdm(desc="Weighing", unit="gradient", total=sum(costs), disable=is_hidden) as bar:
+    with bar_of(task.trainings, sum(costs)) as bar:
         shown = replace(task, trainings=_told(task.trainings, bar), progress=bar)
         for chooser, cost in zip(choosers, costs, strict=True):
             bar.set_postfix_str(chooser.name)

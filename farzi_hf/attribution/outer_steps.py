@@ -200,7 +200,7 @@ def outer_steps(
     if kept is not None:
         state = kept.read(state)
     of_step = first.gradients(range(len(targets)))
-    bar = _bar(trainings, steps * of_step) if progress is None else progress
+    bar = bar_of(trainings, steps * of_step) if progress is None else progress
     bar.update(min(state.steps, steps) * of_step)
     while state.steps < steps:
         bar.set_postfix_str(f"outer step {state.steps + 1} of {steps}")
@@ -220,7 +220,8 @@ def outer_steps(
     return state
 
 
-def _bar(trainings: Trainings, total: int) -> tqdm:
+def bar_of(trainings: Trainings, total: int) -> tqdm:
+    """A bar that counts so many gradients, where the Trainer would show one."""
     trainer = trainings.replay.trainer
     is_hidden = trainer.args.disable_tqdm or not trainer.is_world_process_zero()
     return tqdm(desc="Weighing", unit="gradient", total=total, disable=is_hidden)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
+from tqdm.auto import tqdm
 
+from farzi_hf.attribution.outer_steps import RowWeights, bar_of, gradients_of, influence_of
 from farzi_hf.attribution.queries import Targets
 from farzi_hf.attribution.trainings import Trainings
-from farzi_hf.attribution.weighted_training import influence
 from farzi_hf.engine import InnerAdam
 
 _REACH = 0.3
@@ -43,21 +46,34 @@ class Smoothness:
         return self.ratio >= _LEAST
 
 
-def smoothness(trainings: Trainings, targets: Mapping[str, Dataset]) -> Smoothness:
-    """Measures it by one influence and two trainings, of one start and order."""
-    training = trainings.training(torch.ones(trainings.num_rows), 0)
+def smoothness(
+    trainings: Trainings, targets: Mapping[str, Dataset], progress: tqdm | None = None
+) -> Smoothness:
+    """Measures it by one influence and two trainings, of one start and order.
+
+    Args:
+        progress: a bar that counts gradients, see `gradients_of_smoothness`.
+    """
+    bar = tqdm(disable=True) if progress is None else progress
+    begin = RowWeights(torch.ones(trainings.num_rows))
+    scored, _ = influence_of(trainings, targets, begin, 0, progress=bar)
+    scores = scored.scores.mean(0)
+    moved = _REACH * (scores / scores.std().clamp(min=1e-30)).clamp(-1, 1)
+    training = replace(trainings.training(begin.weights(), 0), on_gradient=bar.update)
     queries = Targets(training, targets)
 
-    def loss(theta):
-        return torch.stack([queries.loss(theta, query) for query in range(len(queries))]).mean()
+    def loss(weights: Tensor) -> float:
+        theta = training.train(weights)
+        return float(np.mean([queries.value(theta, query) for query in range(len(queries))]))
 
-    with training.trainer.accelerator.autocast():
-        scores = influence(training, loss)
-        moved = _REACH * (scores / scores.std().clamp(min=1e-30)).clamp(-1, 1)
-        with torch.no_grad():
-            below, above = (float(loss(training.train(1 + sign * moved))) for sign in (-1.0, 1.0))
-    predicted = -2 * float((scores * moved).sum())
-    return Smoothness(predicted, above - below)
+    with torch.no_grad(), training.trainer.accelerator.autocast():
+        real = loss(1 + moved) - loss(1 - moved)
+    return Smoothness(-2 * float((scores * moved).sum()), real)
+
+
+def gradients_of_smoothness(trainings: Trainings, targets: Mapping[str, Dataset]) -> int:
+    """What it costs to measure it, in gradients of a step."""
+    return gradients_of(trainings, targets, 1) + 2 * trainings.replay.steps
 
 
 def smooth_enough(
@@ -76,7 +92,9 @@ def smooth_enough(
     said = []
     for each in tried:
         candidate = trainings.with_optimizer(each)
-        found = smoothness(candidate, targets)
+        with bar_of(trainings, gradients_of_smoothness(trainings, targets)) as bar:
+            bar.set_postfix_str("is it smooth?")
+            found = smoothness(candidate, targets, bar)
         eps = f"ε {each.eps:g}" if isinstance(each, InnerAdam) else type(each).__name__
         said.append(
             f"{eps}: of the change of the target's loss that the scores predict"

@@ -294,7 +294,7 @@ def test_smoothness_is_the_share_of_a_predicted_change_that_comes_true(tmp_path)
 
 def test_a_larger_epsilon_is_taken_where_the_training_is_rough(tmp_path, monkeypatch):
     def measured(least: float):
-        def found(trainings: Trainings, targets) -> Smoothness:
+        def found(trainings: Trainings, targets, progress) -> Smoothness:
             is_smooth = trainings.replay.optimizer.eps >= least
             return Smoothness(-1.0, -0.9 if is_smooth else 0.1)
 
@@ -447,11 +447,11 @@ def test_the_bar_counts_to_its_end(tmp_path, monkeypatch):
             super().__init__(*args, **{**kwargs, "disable": False, "file": io.StringIO()})
             bars.append(self)
 
-    monkeypatch.setattr("farzi_hf.attribution.choice.tqdm", Bar)
+    monkeypatch.setattr("farzi_hf.attribution.outer_steps.tqdm", Bar)
     ways = [AllRows(), GradientCosine(), InfluenceOfOne(), OuterSteps(2)]
     parts = {"target": target(4)}, {"target": target(5)}
     choose(task_of(tmp_path), ways, *parts, trainings=1)
-    (bar,) = bars
+    bar = bars[0]
     assert bar.n == pytest.approx(bar.total, rel=0.1)
 
 
