@@ -466,7 +466,7 @@ class FarziData(nn.Module):
         """
         farzi = summary_of_rows(cls, rows, weights, tokenizer, vocab_size, sequence_length)
         results = Results(publishable(metrics or {}), publishable(recipe or {}))
-        farzi._results = (results, farzi.fingerprint())
+        farzi._saved = _ResultsOfTensors(results, farzi.fingerprint())
         return farzi
 
     def materialize(
