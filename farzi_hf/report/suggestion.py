@@ -493,7 +493,9 @@ class Search:
     # -- stages ------------------------------------------------------------------------------------
 
     def steps_in(self, learner: Mapping[str, Any], seconds: float) -> int:
-        """As many steps of a teacher as fit into these seconds, from a few steps that are timed."""
+        """As many steps of a teacher as fit into these seconds, by the last teacher of this kind, or
+        by a few steps that are timed.
+        """
 
         def make() -> dict[str, Any]:
             trainer = self.trainer(learner, teacher_steps=_TIMED)
@@ -506,7 +508,16 @@ class Search:
                 taken.append((time.perf_counter() - began) / _TIMED)
             return {"figure": f"{1000 * min(taken):.0f} ms", "found": {"seconds": min(taken)}}
 
-        each = self.trial(f"a step of the teacher, {words_of(learner)}", make).found["seconds"]
+        of_kind = [
+            trial.found["step_seconds"]
+            for trial in self.trials
+            if "step_seconds" in trial.found and trial.found["learner"] == dict(learner)
+        ]
+        if of_kind:  # a whole training tells more than a few steps
+            each = of_kind[-1]
+        else:
+            name = f"a step of the teacher, {words_of(learner)}"
+            each = self.trial(name, make).found["seconds"]
         most = max(_MOST, _EPOCHS * len(self.splits["train"]) / self._rows_a_step)
         return int(_rounded(max(_FEWEST, min(most, seconds / each))))
 
@@ -528,6 +539,7 @@ class Search:
             model.load_state_dict(teacher.params, strict=False)
             model.save_pretrained(folder)
             trained = teacher.trained
+            taken = max(seconds_of(state), time.perf_counter() - began)
             has_stopped = trained.steps < 0.9 * steps
             stopped = ", and not better later" if trained.steps < steps else ""
             numbers = sum(x.numel() for x in teacher.params.values())
@@ -539,7 +551,8 @@ class Search:
                     "learner": dict(learner),
                     "teacher_steps": steps,
                     "steps": trained.steps,
-                    "seconds": round(max(seconds_of(state), time.perf_counter() - began), 2),
+                    "seconds": round(taken, 2),
+                    "step_seconds": taken / trained.all_steps,
                     "stopped": has_stopped,
                     "slope": trained.slope,
                     "numbers": numbers,
