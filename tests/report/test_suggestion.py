@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset, DatasetDict
 from tiny_recipes import small_interactions, small_text
 
