@@ -100,7 +100,7 @@ class Alternatives:
             share, edges = task.ratio([ours.students], [row.students])
             return Alternative(ours, row, share, edges, name, advice)
 
-        counted_rows = [row for row in measured if row.steps is None and row.method != "teacher"]
+        counted_rows = [row for row in measured if row.steps is None and not row.is_model]
         best = min(counted_rows, key=lambda row: task.error(row.students[0]), default=None)
         counted = None
         if best is not None:

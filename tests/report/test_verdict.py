@@ -209,7 +209,7 @@ def test_only_a_summary_that_carries_a_teacher_is_said_to_carry_one():
     rows = [
         measured("Farzi", 50, 1000, 10.0),
         measured(LONG, 50, 10**5, 100.0),
-        measured("teacher", 45, 900),
+        replace(measured("teacher", 45, 900), is_model=True),
     ]
     for carried in (None, object()):
         c = SimpleNamespace(**vars(COMPARISON), farzi=SimpleNamespace(carried=carried))
