@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import Trainer
 
 from farzi_hf.attribution.replay import Replay
-from farzi_hf.data import IGNORED
 from farzi_hf.data.seeds import Purpose, derive, seeded, stream
 from farzi_hf.data.shares import rows_by_shares
 from farzi_hf.distillation import Parameters
@@ -98,14 +97,3 @@ class Trainings:
         replay = self.replay
         rows = range(self.num_rows)
         return [replay.batch(replay.loader, [row])["input_ids"][0].tolist() for row in rows]
-
-    @cached_property
-    def answers(self) -> list[list[int]]:
-        """The ids of each training row that are predicted."""
-        replay = self.replay
-        return [_predicted(replay.batch(replay.loader, [row])) for row in range(self.num_rows)]
-
-
-def _predicted(batch: dict[str, Tensor]) -> list[int]:
-    labels = batch["labels"][0, 1:]
-    return labels[labels != IGNORED].tolist()
