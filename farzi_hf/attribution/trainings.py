@@ -77,14 +77,10 @@ class Trainings:
         if trainer.model_init is None:
             return self.replay.start
         with seeded(derive(self.seed, Purpose.WEIGHED_START, number)):
-            model = trainer.call_model_init()
+            model = trainer.call_model_init().to(trainer.args.device)
         model = getattr(model, "get_base_model", lambda: model)()
-        return {
-            name: x.to(trainer.args.device)
-            if not x.requires_grad
-            else x.detach().to(trainer.args.device)
-            for name, x in model.named_parameters()
-        }
+        # What does not train stays a parameter, by which it is known as a constant.
+        return {name: x.detach() if x.requires_grad else x for name, x in model.named_parameters()}
 
     def reads_of(self, training: Replay) -> Tensor:
         """(n,): how often each row is read in a training."""
