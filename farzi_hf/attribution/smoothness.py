@@ -18,10 +18,12 @@ from farzi_hf.engine import InnerAdam
 
 _REACH = 0.3
 """How far the weights of rows are moved, along their scores."""
-_LEAST = 0.3
+_LEAST = 0.5
 """The least share of a predicted change that has to come true."""
-_EPS = (1e-3, 1e-2)
-"""The ε of Adam that are tried where the Trainer's is too small."""
+_GENTLER = ((1, 1e-3), (1, 1e-2), (1 / 2, 1e-2), (1 / 4, 1e-2))
+"""What is tried where the Trainer's own optimizer is too rough: the share of its rate, and the
+least ε of Adam.
+"""
 
 
 @dataclass(frozen=True)
@@ -79,25 +81,25 @@ def gradients_of_smoothness(trainings: Trainings, targets: Mapping[str, Dataset]
 def smooth_enough(
     trainings: Trainings, targets: Mapping[str, Dataset]
 ) -> tuple[Trainings, list[str]]:
-    """The trainings to learn weights in: the Trainer's own, or those with the smallest larger ε of
-    Adam that makes them smooth enough. And lines that say what was measured.
+    """The trainings to learn weights in: the Trainer's own, or the first smooth ones with a larger
+    ε of Adam, and then with a lower rate. And lines that say what was measured.
 
     Raises:
         ValueError: none of them is smooth enough.
     """
-    optimizer = trainings.replay.optimizer
-    tried = [optimizer]
-    if isinstance(optimizer, InnerAdam):
-        tried += [replace(optimizer, eps=eps) for eps in _EPS if eps > optimizer.eps]
+    own = trainings.replay.optimizer
+    tried = [own]
+    if isinstance(own, InnerAdam):
+        tried += [replace(own, lr=share * own.lr, eps=max(own.eps, eps)) for share, eps in _GENTLER]
     said = []
-    for each in tried:
+    for each in dict.fromkeys(tried):
         candidate = trainings.with_optimizer(each)
         with bar_of(trainings, gradients_of_smoothness(trainings, targets)) as bar:
             bar.set_postfix_str("is it smooth?")
             found = smoothness(candidate, targets, bar)
-        eps = f"ε {each.eps:g}" if isinstance(each, InnerAdam) else type(each).__name__
+        eps = f", ε {each.eps:g}" if isinstance(each, InnerAdam) else ""
         said.append(
-            f"{eps}: of the change of the target's loss that the scores predict"
+            f"rate {each.lr:g}{eps}: of the change of the target's loss that the scores predict"
             f" ({found.predicted:+.3f} nats), {found.ratio:.0%} comes true"
         )
         if found.is_enough:

@@ -305,7 +305,22 @@ def test_a_larger_epsilon_is_taken_where_the_training_is_rough(tmp_path, monkeyp
         patched.setattr("farzi_hf.attribution.smoothness.smoothness", measured(1e-3))
         chosen, said = smooth_enough(rough, {"target": target()})
         assert chosen.replay.optimizer.eps == 1e-3
-        assert [line.split(":")[0] for line in said] == ["ε 1e-08", "ε 0.001"]
+        assert [line.split(":")[0] for line in said] == [
+            "rate 0.005, ε 1e-08",
+            "rate 0.005, ε 0.001",
+        ]
+        patched.setattr(
+            "farzi_hf.attribution.smoothness.smoothness",
+            lambda trainings, targets, progress: Smoothness(
+                -1.0, -0.9 if trainings.replay.optimizer.lr < 4e-3 else 0.2
+            ),
+        )
+        chosen, said = smooth_enough(rough, {"target": target()})
+        assert chosen.replay.optimizer.lr == pytest.approx(2.5e-3)
+        assert [line.split(":")[0] for line in said[2:]] == [
+            "rate 0.005, ε 0.01",
+            "rate 0.0025, ε 0.01",
+        ]
         patched.setattr("farzi_hf.attribution.smoothness.smoothness", measured(1.0))
         with pytest.raises(ValueError, match=r"is not smooth enough .*: lower learning_rate"):
             smooth_enough(rough, {"target": target()})
