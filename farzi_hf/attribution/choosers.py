@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
+from farzi_hf.attribution.groups import Groups
 from farzi_hf.attribution.outer_steps import (
+    GroupWeights,
     RowWeights,
     gradients_of,
     influence_of,
@@ -394,6 +396,63 @@ class OuterSteps(Chooser):
             progress=task.progress,
         )
         return kept(state.learnt.weights(), state.evidence, task.keep)
+
+
+# -- mixtures: all rows, with a share for each group -----------------------------------------------
+
+
+@dataclass(frozen=True)
+class EqualShares(Chooser):
+    """All rows; each group is read as often as any other."""
+
+    groups: Groups
+    name = "equal shares of groups"
+    is_cheap = True
+
+    def weights(self, task: Task) -> Tensor:
+        return GroupWeights(torch.zeros(len(self.groups.names)), self.groups).weights()
+
+
+@dataclass(frozen=True)
+class NGramShares(Chooser):
+    """All rows; the share of a group is its size, times e for each standard deviation of groups by
+    which its rows are more important by their n-grams.
+    """
+
+    groups: Groups
+    name = "shares of groups by n-grams"
+    is_cheap = True
+
+    def weights(self, task: Task) -> Tensor:
+        scores = NGramImportance().scores(task).double()
+        of_groups = self.groups.means(scores[None])[0]
+        relative = (of_groups - of_groups.mean()) / of_groups.std().clamp(min=1e-30)
+        numbers = self.groups.sizes.log() + relative.float()
+        return GroupWeights(numbers, self.groups).weights()
+
+
+@dataclass(frozen=True)
+class MixtureSteps(Chooser):
+    """All rows; outer steps learn a share for each group, beginning at their sizes."""
+
+    groups: Groups
+    steps: int = 8
+    is_cheap = False
+
+    @property
+    def name(self) -> str:
+        return f"mixture, {self.steps} outer steps"
+
+    def gradients(self, task: Task) -> int:
+        return gradients_of(task.smooth, task.targets, self.steps)
+
+    def weights(self, task: Task) -> Tensor:
+        begin = GroupWeights(self.groups.sizes.float().log(), self.groups)
+        folder = None if task.folder is None else task.folder / "mixture"
+        state = outer_steps(
+            task.smooth, task.targets, begin, self.steps, folder=folder, progress=task.progress
+        )
+        return state.learnt.weights()
 
 
 def kept(weights: Tensor, evidence: Tensor, keep: int) -> Tensor:

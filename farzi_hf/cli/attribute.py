@@ -5,7 +5,6 @@ good, or bad, at others; and which groups of them.
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from datasets import Dataset
 from transformers import Trainer
@@ -13,7 +12,7 @@ from transformers import Trainer
 from farzi_hf.attribution import Attribution, attribute
 from farzi_hf.attribution.attribution import Row
 from farzi_hf.cli import COMMANDS
-from farzi_hf.cli.own_rows import OwnRows, histories, say, texts
+from farzi_hf.cli.own_rows import groups_of, histories, say, texts
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.stock_training import STOCK, Setup, add_arguments, free_folder, show_log
 from farzi_hf.common.checks import check_size
@@ -40,7 +39,7 @@ def command(argv: Sequence[str]) -> None:
             )
         output = free_folder(args.output_dir)
         setup = Setup.of(args, rest, [args.data, *args.test])
-        groups = _groups(setup.rows[0], args.group)
+        groups = groups_of(setup.rows[0], args.group)
         found, trainer, parts = _attributed(setup, args, groups, output)
     if trainer.is_world_process_zero():
         found.save(output)
@@ -109,19 +108,6 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _groups(rows: OwnRows, column: str | None) -> list[Any] | None:
-    """The group of each row. Raises ValueError if a row has no such column."""
-    if column is None:
-        return None
-    lacking = [number for number, row in enumerate(rows.own) if row.get(column) is None]
-    if lacking:
-        raise ValueError(
-            f"--group {column!r}: row {lacking[0]} has none; its columns are"
-            f" {', '.join(map(repr, rows.own[lacking[0]]))}"
-        )
-    return [row[column] for row in rows.own]
-
-
 def _tests(setup: Setup, args: Namespace) -> Dataset | Mapping[str, Dataset]:
     """The rows of one test, each of which is a query, or several tests by their names."""
     tests = [rows[: args.queries].dataset() for rows in setup.rows[1:]]
@@ -136,7 +122,7 @@ def _different(names: Sequence[str]) -> list[str]:
 
 
 def _attributed(
-    setup: Setup, args: Namespace, groups: list[Any] | None, output: Path
+    setup: Setup, args: Namespace, groups: list[str] | None, output: Path
 ) -> tuple[Attribution, Trainer, list[Path]]:
     """The attribution to one training, or to several in the mean; the Trainer of the last one, and
     the folders of the parts.

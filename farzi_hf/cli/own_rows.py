@@ -213,6 +213,23 @@ def history_rows(found: Interactions, names: list[str], most: int) -> OwnRows:
     return OwnRows(histories(found, names, most), None, own)
 
 
+def groups_of(rows: OwnRows, column: str | None) -> list[str] | None:
+    """The group of each row, an entry of a column; None without a column.
+
+    Raises:
+        ValueError: a row has none.
+    """
+    if column is None:
+        return None
+    lacking = [number for number, row in enumerate(rows.own) if row.get(column) is None]
+    if lacking:
+        raise ValueError(
+            f"--group {column!r}: row {lacking[0]} has none; its columns are"
+            f" {', '.join(map(repr, rows.own[lacking[0]]))}"
+        )
+    return [str(row[column]) for row in rows.own]
+
+
 # -- all of them -----------------------------------------------------------------------------------
 
 

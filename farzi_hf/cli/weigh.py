@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 
 from farzi_hf.attribution.choice import Choice, Chosen, choose
@@ -18,25 +19,31 @@ from farzi_hf.attribution.choosers import (
     CalibratedScores,
     Chooser,
     CrossEntropyDifference,
+    EqualShares,
     GradientCosine,
     InfluenceOfOne,
+    MixtureSteps,
     NGramImportance,
+    NGramShares,
     OuterSteps,
     RandomRows,
     Task,
 )
+from farzi_hf.attribution.groups import Groups
 from farzi_hf.attribution.smoothness import smooth_enough
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.attribution.weighing import number_kept
 from farzi_hf.cli import COMMANDS
-from farzi_hf.cli.own_rows import OwnRows, say
+from farzi_hf.cli.own_rows import OwnRows, groups_of, say
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.stock_training import STOCK, Setup, add_arguments, free_folder, show_log
 from farzi_hf.common.checks import check_size
+from farzi_hf.common.text import terminal_text
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.report import markdown
 from farzi_hf.summary import FarziData
 
+_SHOWN_GROUPS = 20
 _FEWEST = 6  # rows of a target, two for each of its parts
 
 
@@ -51,7 +58,9 @@ def command(argv: Sequence[str]) -> None:
         output = free_folder(args.output_dir)
         tests = [] if args.target_test is None else [args.target_test]
         setup = Setup.of(args, rest, [args.data, args.target, *tests])
-        keep = number_kept(_share(args.keep), len(setup.rows[0]))
+        groups = groups_of(setup.rows[0], args.group)
+        share = args.keep or ("10%" if groups is None else "100%")
+        keep = number_kept(_share(share), len(setup.rows[0]))
         parts = _parts(setup.rows[1], setup.rows[2:], args.seed)
         trainings = Trainings.of(setup.trainer(), args.seed)
         target = {"target": parts["target"]}
@@ -62,7 +71,7 @@ def command(argv: Sequence[str]) -> None:
         folder = output.with_name(f".{output.name}-parts")
         found = choose(
             Task(trainings, target, keep, smooth, folder),
-            _ways(args.outer_steps),
+            _ways(args.outer_steps, groups),
             {"target": parts["dev"]},
             {"target": parts["test"]},
             trainings=args.trainings,
@@ -75,6 +84,8 @@ def command(argv: Sequence[str]) -> None:
         f" {args.trainings} trainings of {trainings.replay.steps} steps; seconds of the choice."
     )
     say(f"\n{found.verdict}")
+    if groups is not None:
+        say(f"\nThe shares of groups: {_mixture(found, groups)}")
     if setup.how.should_save:
         farzi = _summary(setup, found, trainings, args)
         farzi.save_pretrained(output)
@@ -98,7 +109,12 @@ def _parser() -> ArgumentParser:
         help="other rows of it, for the table (default: a quarter of --target)",
     )
     parser.add_argument(
-        "--keep", default="10%", help="rows that stay, a number or a share (default: 10%%)"
+        "--keep", help="rows that stay, a number or a share (default: 10%%; with --group all)"
+    )
+    parser.add_argument(
+        "--group",
+        metavar="COLUMN",
+        help="learns a share for each group too, such as the source of a row: a mixture",
     )
     parser.add_argument(
         "--outer_steps", type=int, default=8, help="each costs five trainings (default: 8)"
@@ -149,9 +165,18 @@ def _parts(target: OwnRows, test: Sequence[OwnRows], seed: int) -> dict[str, Dat
     }
 
 
-def _ways(outer_steps: int) -> list[Chooser]:
-    """All ways to choose, the cheap ones first."""
+def _ways(outer_steps: int, groups: list[str] | None) -> list[Chooser]:
+    """All ways to choose, the cheap ones first; with groups, mixtures of these too."""
+    mixtures: list[Chooser] = []
+    if groups is not None:
+        of_rows = Groups(groups)
+        mixtures = [
+            EqualShares(of_rows),
+            NGramShares(of_rows),
+            MixtureSteps(of_rows, outer_steps),
+        ]
     return [
+        *mixtures,
         AllRows(),
         RandomRows(),
         NGramImportance(),
@@ -162,6 +187,16 @@ def _ways(outer_steps: int) -> list[Chooser]:
         OuterSteps(outer_steps),
         OuterSteps(outer_steps, CrossEntropyDifference()),
     ]
+
+
+def _mixture(found: Choice, groups: list[str]) -> str:
+    """The shares of the groups in what was chosen, the largest first."""
+    of_rows = Groups(groups)
+    read = found.best.weights.double()
+    sums = torch.zeros(len(of_rows.names), dtype=torch.float64).index_add(0, of_rows.members, read)
+    shares = dict(zip(of_rows.names, (sums / sums.sum()).tolist(), strict=True))
+    first = sorted(shares, key=shares.__getitem__, reverse=True)[:_SHOWN_GROUPS]
+    return ", ".join(f"{terminal_text(name, 40)} {shares[name]:.1%}" for name in first)
 
 
 def _row(chosen: Chosen) -> dict[str, str]:

@@ -86,6 +86,16 @@ def test_rows_are_chosen_shown_and_saved(folder, tmp_path, capsys):
     assert kept[0]["completion"] not in card
 
 
+def test_with_groups_mixtures_of_them_are_compared_too(folder, tmp_path, capsys):
+    weigh(folder, tmp_path / "out", "--group", "source")
+    printed = capsys.readouterr().out
+    for name in ("equal shares of groups", "shares of groups by n-grams", "mixture, 1 outer steps"):
+        assert re.search(rf"^\| {name} +\| +30 \|", printed, flags=re.M)
+    said = re.search(r"The shares of groups: ([ab]) ([\d.]+)%, ([ab]) ([\d.]+)%", printed)
+    assert {said[1], said[3]} == {"a", "b"}
+    assert float(said[2]) + float(said[4]) == pytest.approx(100, abs=0.2)
+
+
 def test_it_goes_on_where_it_was_killed(folder, tmp_path, monkeypatch, capsys):
     written = choice._Kept.write
 
