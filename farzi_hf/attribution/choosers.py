@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 
 from farzi_hf.attribution.groups import Groups
 from farzi_hf.attribution.outer_steps import (
+    LARGEST,
     GroupWeights,
     RowWeights,
     gradients_of,
@@ -363,8 +364,9 @@ class OuterSteps(Chooser):
 
     Args:
         steps: how many.
-        prior: chooses the rows that begin with a weight of 1; the others have none, and stay out.
-            None begins with all rows.
+        prior: chooses the rows that begin with a weight, from 3 for the first one down to 0; the
+            others stay out. So a row changes its place only as far as outer steps move it. None
+            begins with all rows, and weights of 1.
         room: how many times more rows than stay begin with a weight.
     """
 
@@ -385,7 +387,7 @@ class OuterSteps(Chooser):
     def weights(self, task: Task) -> Tensor:
         begin = torch.ones(task.num_rows)
         if self.prior is not None:
-            begin = highest(self.prior.scores(task), round(self.room * task.keep))
+            begin = graded(self.prior.scores(task), round(self.room * task.keep))
         folder = None if task.folder is None else task.folder / self.name.replace(", ", "-")
         state = outer_steps(
             task.smooth,
@@ -396,6 +398,17 @@ class OuterSteps(Chooser):
             progress=task.progress,
         )
         return kept(state.learnt.weights(), state.evidence, task.keep)
+
+
+def graded(scores: Tensor, count: int) -> Tensor:
+    """(n,): weights that fall from the largest one, of the highest score, in equal steps to the
+    `count`-th, and are 0 from there on.
+    """
+    count = min(count, len(scores))
+    order = scores.argsort(descending=True, stable=True)[:count]
+    weights = torch.zeros(len(scores))
+    weights[order] = LARGEST * (1 - torch.arange(count) / count)
+    return weights
 
 
 # -- mixtures: all rows, with a share for each group -----------------------------------------------

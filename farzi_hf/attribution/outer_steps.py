@@ -27,7 +27,7 @@ from farzi_hf.common.tensors import load_tensors, save_tensors
 from farzi_hf.engine import Adjoint
 
 _KEPT = "weights.safetensors"
-_LARGEST = 3.0
+LARGEST = 3.0
 """The largest weight of a row; all begin at 1."""
 
 
@@ -89,7 +89,7 @@ class RowWeights(Learnt):
 
     def stepped(self, evidence: Evidence) -> RowWeights:
         moved = self.numbers + self.rate * evidence.relative.clamp(-1, 1)
-        return self.at(moved.clamp(0, _LARGEST))
+        return self.at(moved.clamp(0, LARGEST))
 
     def at(self, numbers: Tensor) -> RowWeights:
         return replace(self, numbers=numbers)

@@ -34,6 +34,7 @@ from farzi_hf.attribution.choosers import (
     RandomRows,
     Task,
     calibrated,
+    graded,
     kept,
 )
 from farzi_hf.attribution.groups import Groups
@@ -376,6 +377,12 @@ def test_n_gram_importance_is_the_mean_log_ratio_by_hand(tmp_path):
 
     expected = [np.mean([ratio(pair) for pair in row]) for row in of_pool]
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_graded_prior_falls_from_the_first_row_to_none():
+    weights = graded(torch.tensor([0.1, 5.0, -1.0, 3.0, 2.0]), 3)
+    assert weights.tolist() == pytest.approx([0, 3, 0, 2, 1])
+    assert graded(torch.tensor([1.0, 2.0]), 9).tolist() == pytest.approx([1.5, 3])
 
 
 def test_of_equal_weights_those_with_more_evidence_stay():
