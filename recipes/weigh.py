@@ -237,6 +237,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     final = smooth.with_optimizer(
         replace(smooth.replay.optimizer, eps=args.epsilon, lr=args.learning_rate)
     )
+    if args.warm:
+        smooth = replace(smooth, warm=final)
     parts = {
         name: {args.target: rows_of(pool, texts, args.max_length)}
         for name, texts in (("target", pool.target), ("dev", pool.dev), ("test", pool.test))
@@ -301,6 +303,9 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     )
     parser.add_argument("--outer_steps", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--trainings", type=int, default=3, help="fresh models for each way")
+    parser.add_argument(
+        "--warm", action="store_true", help="weights are learnt in models that are trained already"
+    )
     parser.add_argument("--quiet", action="store_true", help="no bar")
     parser.add_argument("--only", nargs="*", default=[], help="names of ways; all by default")
     return parser.parse_args(argv)

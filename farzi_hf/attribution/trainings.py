@@ -32,6 +32,8 @@ class Trainings:
     """The Trainer's own training: its steps, optimizer and sizes of batches."""
     seed: int
     """Of all starts and orders."""
+    warm: Trainings | None = None
+    """Trainings on all rows, at whose ends these start; None: they start where a Trainer does."""
 
     @classmethod
     def of(cls, trainer: Trainer, seed: int = 0) -> Trainings:
@@ -73,6 +75,11 @@ class Trainings:
 
     def _start(self, number: int) -> Parameters:
         """θ_0 of a training."""
+        if self.warm is not None:
+            if number not in self._warm_starts:
+                warming = self.warm.training(torch.ones(self.num_rows), number)
+                self._warm_starts[number] = warming.train()
+            return self._warm_starts[number]
         trainer = self.replay.trainer
         if trainer.model_init is None:
             return self.replay.start
@@ -81,6 +88,11 @@ class Trainings:
         model = getattr(model, "get_base_model", lambda: model)()
         # What does not train stays a parameter, by which it is known as a constant.
         return {name: x.detach() if x.requires_grad else x for name, x in model.named_parameters()}
+
+    @cached_property
+    def _warm_starts(self) -> dict[int, Parameters]:
+        """Those that were made, by the number of the training: each is asked for more than once."""
+        return {}
 
     def reads_of(self, training: Replay) -> Tensor:
         """(n,): how often each row is read in a training."""

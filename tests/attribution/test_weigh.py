@@ -528,3 +528,16 @@ def test_two_processes_share_the_rows_of_a_step(tmp_path):
         found = torch.load(folder / f"process-{rank}.pt")
         assert found["world_size"] == 2
         torch.testing.assert_close(found["weights"], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_warm_trainings_start_where_others_end(tmp_path):
+    cold = Trainings.of(stock(tmp_path))
+    warm = replace(cold, warm=cold)
+    ones = torch.ones(GOOD + BAD)
+    expected = cold.training(ones, 2).train()
+    start = warm.training(torch.rand(GOOD + BAD), 2).start
+    for name, x in expected.items():
+        torch.testing.assert_close(start[name], x)
+    state = outer_steps(warm, {"target": target()}, RowWeights(ones), 1)
+    of_cold = outer_steps(cold, {"target": target()}, RowWeights(ones), 1)
+    assert state.history[0]["loss"] < of_cold.history[0]["loss"]
