@@ -109,7 +109,7 @@ def test_evaluate_module(batch):
 
 def test_statistics_are_in_the_order_of_the_sequences():
     """The model reads them by length."""
-    sequences = Dataset.from_dict({"input_ids": [[1] * 4, [2] * 5, [3] * 2, [4] * 3]})
+    sequences = Dataset.from_dict({"input_ids": [[1] * 3, [2] * 4, [3] * 5, [4] * 2]})
     read = []
 
     def outputs(rows, statistic):
@@ -122,7 +122,7 @@ def test_statistics_are_in_the_order_of_the_sequences():
     statistics = text_task.LanguageModeling(None).statistics(outputs, sequences, 5)
     assert read == [2, 3, 4, 5]
     assert statistics.shape == (4, 1, 3)
-    assert statistics[:, 0, 2].tolist() == [3, 4, 1, 2]  # predicted tokens
+    assert statistics[:, 0, 2].tolist() == [2, 3, 4, 1]  # predicted tokens
 
 
 def test_pad_statistics_of_ragged_rows():
