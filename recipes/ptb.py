@@ -16,7 +16,7 @@ from typing import Any
 
 from farzi_hf import FarziConfig
 from farzi_hf.cli.arguments import parse_arguments
-from farzi_hf.cli.distil import Run, report
+from farzi_hf.cli.distil import Distillation, report
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.report import RunSettings
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         # The folder is checked before any work. `begin` makes the trainer: learner, summary at its
         # start, real sentences.
-        this = Run(data, args, args.seed)
+        this = Distillation(data, args, args.seed)
         done = this.finished()  # a run that is over already is only shown again
         if not done:
             this.begin()
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         report(data, args, [done])  # table.md, table.csv, and the table on the terminal
 
 
-def distilled(this: Run) -> dict[str, Any]:
+def distilled(this: Distillation) -> dict[str, Any]:
     """Distils, and measures students on the summary and on real data."""
     # Students on the start of the summary, which all processes make together.
     before = this.at_start()

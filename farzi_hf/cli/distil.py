@@ -30,12 +30,13 @@ from farzi_hf.distillation.rows import check_rows, run_check
 from farzi_hf.distillation.run import locked
 from farzi_hf.distillation.trainer import FarziTrainer
 from farzi_hf.report import BASELINES, Comparison, Measured, RunSettings, TaskData, pooled_rows
+from farzi_hf.report.full_data import FULL, LONG
 from farzi_hf.report.plots import plot_comparison, plot_distillation, plot_tokens
 from farzi_hf.report.rendering import cost, distillation_seconds, environment, provenance, ratios
 from farzi_hf.report.rows import carrier_of, on_summary, under_stock_trainer
 from farzi_hf.report.tables import listed, markdown, save_csv, save_text
-from farzi_hf.report.trials import Suggestion
-from farzi_hf.report.verdict import FULL, LONG, Verdict, first_rows
+from farzi_hf.report.trials import CountingWins, Suggestion
+from farzi_hf.report.verdict import Verdict, first_rows
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.tasks import Row
@@ -54,12 +55,10 @@ def trainer_of(
     """The trainer of one seed. It uses the learner of the settings, unless `learner` gives another
     one; it goes on with `farzi_data`.
     """
-    if args.trajectories is not None:
-        args = copy.copy(args)
-        args.trajectories = (  # other splits have seen the test users of this one
-            f"{args.trajectories}/seed-{seed}"
-        )
-    splits, settings = data.splits(seed), data.settings
+    if args.trajectories is not None:  # other splits have seen the test users of this one
+        args = args.with_fields(trajectories=f"{args.trajectories}/seed-{seed}")
+    splits = data.splits(seed)
+    settings = data.settings
     teachers = [
         data.task.learner_config(teacher, args.sequence_length) for teacher in settings.teachers
     ]
@@ -82,24 +81,24 @@ def comparison_of(trainer: FarziTrainer, data: TaskData, seed: int) -> Compariso
     """The comparison of a trainer's summary with real data. The arguments are as in
     `trainer_of`.
     """
-    args, settings = trainer.args, data.settings
-    teacher = args.make_teacher_training()
-    steps, size = (
-        settings.long_steps or teacher.steps,
-        settings.long_batch_size or teacher.batch_size,
-    )
+    settings = data.settings
+    teacher = trainer.args.make_teacher_training()
+    # Several processes would train the teacher of a carrier together.
+    has_carrier = trainer.args.world_size == 1
     return Comparison.of_trainer(
         trainer,
         data.splits(seed),
-        replace(teacher, steps=steps, batch_size=size),
+        replace(
+            teacher,
+            steps=settings.long_steps or teacher.steps,
+            batch_size=settings.long_batch_size or teacher.batch_size,
+        ),
         num_students=settings.num_students,
-        carrier=(
-            cache(partial(carrier_of, trainer)) if args.world_size == 1 else None
-        ),  # several would train its teacher together
+        carrier=cache(partial(carrier_of, trainer)) if has_carrier else None,
     )
 
 
-class Run:
+class Distillation:
     """One distillation in its folder: its earlier checkpoints, and the files that it writes.
 
     Args:
@@ -122,9 +121,14 @@ class Run:
         whole: bool = True,
         chosen: Suggestion | None = None,
     ):
-        self.data, self.args, self.seed, self.whole, self.chosen = data, args, seed, whole, chosen
+        self.data = data
+        self.args = args
+        self.seed = seed
+        self.whole = whole
+        self.chosen = chosen
         self._stale = False  # whether there are results of a summary that is not there any more
-        self.folder, self.summary_folder = Path(args.output_dir), Path(args.output_dir, "summary")
+        self.folder = Path(args.output_dir)
+        self.summary_folder = self.folder / "summary"
         self.recipe = {**data.recipe([seed]), **args.to_recipe()}
         files = [
             RESULTS,
@@ -173,8 +177,9 @@ class Run:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """Facts about the distillation."""
-        trainer, args, train = self.trainer, self.args, self.comparison.splits["train"]
-        stored = self.comparison.stored_bytes(train)
+        trainer = self.trainer
+        args = self.args
+        stored = self.comparison.stored_bytes(self.comparison.splits["train"])
         return {
             "dataset": self.data.settings.dataset,
             "vocabulary": trainer.learner.vocab_size,
@@ -271,9 +276,13 @@ class Run:
     def measure(self, before: Sequence[Measured]) -> list[Measured]:
         """All rows, the summary's first."""
         if not self.whole:
-            teacher = None if self.chosen is None else self.chosen.long_row(self.comparison)
-            return first_rows(self.comparison, "".join(self._name), teacher)
-        return [*self.students(before), *self.baselines()]
+            name = "".join(self._name)
+            if self.chosen is None:
+                return first_rows(self.comparison, name)
+            long = self.chosen.long_row(self.comparison)
+            return first_rows(self.comparison, name, long, self.chosen.due)
+        students = self.students(before)
+        return [*students, *self.baselines(students[0])]
 
     @property
     def _name(self) -> tuple[str, str]:
@@ -288,51 +297,56 @@ class Run:
         name, size = self._name
         measured = [on_summary(self.comparison, f"{name}{size}"), *before]
         # One Trainer of several processes would wait for the others.
-        if self.args.world_size > 1 or self.trainer.training.optimizer.stock_settings() is None:
-            rows = "under the stock Trainer" + (
-                " and of a packed teacher" if self.args.world_size > 1 else ""
+        is_alone = self.args.world_size == 1
+        if is_alone and self.trainer.training.optimizer.stock_settings() is not None:
+            stock = under_stock_trainer(
+                self.comparison, self.summary_folder, f"{name}, stock Trainer"
             )
-            print(
-                f"no rows {rows}: inner_optimizer={self.args.inner_optimizer}, or several processes"
-            )
-            return measured
-        return [
-            *measured,
-            under_stock_trainer(self.comparison, self.summary_folder, f"{name}, stock Trainer"),
-        ]
+            return [*measured, stock]
+        left_out = "under the stock Trainer"
+        if not is_alone:
+            left_out += " and of a packed teacher"
+        optimizer = self.args.inner_optimizer
+        print(f"no rows {left_out}: inner_optimizer={optimizer}, or several processes")
+        return measured
 
     def _named(self, row: str) -> str:
-        """The name of a row, with that of its inputs."""
-        return row.format(inputs=INPUTS[self.args.inputs].row_words)
+        """The name of a row, with that of its inputs and of how its students begin."""
+        return row.format(
+            inputs=INPUTS[self.args.inputs].row_words,
+            start=self.trainer.training.student_start.word,
+        )
 
-    def baselines(self) -> list[Measured]:
-        """Rows to compare the summary with, as far as they mean something for it, and rows of count
-        models.
+    def baselines(self, ours: Measured) -> list[Measured]:
+        """Rows to compare the summary's students with, as far as they mean something for it, and
+        rows of count models.
         """
-        baselines = [BASELINES[name](self.comparison) for name in self.data.settings.baselines]
-        return [*filter(None, baselines), *self.comparison.counted()]
+        names = self.data.settings.baselines
+        rows = [BASELINES[name](self.comparison, ours) for name in names]
+        return [*(row for row in rows if row is not None), *self.comparison.counted()]
 
     def finish(self, measured: Sequence[Measured]) -> dict[str, Any]:
-        """Saves the artefact again, with its results and figures, and returns what
-        `report` needs.
+        """Saves the artefact again, with its results and figures, and returns what `report`
+        needs.
         """
         c = self.comparison
         rows = [c.row(part) for part in measured]
-        verdict = (
-            Verdict.of(c, measured, self.seconds)
-            if {part.method for part in measured} & {FULL, LONG}
-            else None
-        )
+        has_full_data = {part.method for part in measured} & {FULL, LONG}
+        verdict = Verdict.of(c, measured, self.seconds) if has_full_data else None
         show_rows = self.data.settings.show_rows
-        plots = draw(
-            c, self.trainer.state.log_history, rows, self.folder / "plots", self.whole, show_rows
-        )
+        history = self.trainer.state.log_history
+        plots = draw(c, history, rows, self.folder / "plots", self.whole, show_rows)
         costs = cost(c) if self.whole else {"student_seconds": verdict.facts["student_seconds"]}
-        metrics = {"table": rows, **self.facts, **provenance(c, self.data, self.seed), **costs}
         said = {} if verdict is None else {"verdict": str(verdict)}
         self.trainer.model.save_pretrained(
             self.summary_folder,
-            metrics={**metrics, **said},
+            metrics={
+                "table": rows,
+                **self.facts,
+                **provenance(c, self.data, self.seed),
+                **costs,
+                **said,
+            },
             recipe=self.recipe,
             plots=plots,
             show_rows=show_rows,
@@ -362,12 +376,10 @@ def draw(
     if any(entry.keys() & {"loss", f"eval_{task.metric}"} for entry in history):
         # The curve of the outer loop, with horizontal lines to compare with, all on the validation
         # split.
-        student = c.real_student(c.splits["train"], c.steps, c.seeds[0]) if whole else None
-        full = (
-            task.metrics(c.statistics(student, c.splits["validation"]))[task.metric]
-            if whole
-            else None
-        )
+        full = None
+        if whole:
+            student = c.real_student(c.splits["train"], c.steps, c.seeds[0])
+            full = task.metrics(c.statistics(student, c.splits["validation"]))[task.metric]
         plot_distillation(
             history,
             paths["distillation"],
@@ -395,22 +407,21 @@ def distil(
     not run again.
 
     Args:
-        whole, chosen: as for `Run`.
+        whole, chosen: as for `Distillation`.
     """
-    runs, done = [], []
     figures = [f"comparison_{metric.replace('@', '_')}.png" for metric in data.task_class.compared]
     with args.main_process_first(desc="folders"):
         recipe = {**data.recipe([]), **args.to_recipe()}
-        check_outputs(
-            Path(args.output_dir), ["recipe.yaml", "table.md", "table.csv", *figures], recipe
-        )
+        files = ["recipe.yaml", "table.md", "table.csv", *figures]
+        check_outputs(Path(args.output_dir), files, recipe)
+        runs = []
         for seed in data.seeds(args.seed):
-            own = copy.copy(args)
-            own.output_dir = data.run_folder(args.output_dir, seed)
-            runs.append(Run(data, own, seed, whole, chosen))
+            own = args.with_fields(output_dir=data.run_folder(args.output_dir, seed))
+            runs.append(Distillation(data, own, seed, whole, chosen))
+    done = []
     for run in runs:
-        if found := run.finished():
-            done.append(found)
+        if results := run.finished():
+            done.append(results)
             continue
         with locked(run.args):
             trainer = run.begin()
@@ -425,37 +436,33 @@ def distil(
 
 def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]]) -> None:
     """One table of all seeds."""
-    output, task, seeds = Path(args.output_dir), data.task, data.seeds(args.seed)
+    output = Path(args.output_dir)
+    task = data.task
+    seeds = data.seeds(args.seed)
     write_recipe(output, {**data.recipe(seeds), **data.of_the_run, **args.to_recipe()})
-    rows = pooled_rows(task, [part["measured"] for part in done])
-    facts = {
-        **done[0]["facts"],
-        "distillation_seconds": round(
-            sum(part["facts"]["distillation_seconds"] for part in done), 2
-        ),
-    }
-    facts |= {"splits": seeds} if len(seeds) > 1 else {}
+    of_seeds = [part["measured"] for part in done]
+    rows = pooled_rows(task, of_seeds)
+    seconds = sum(part["facts"]["distillation_seconds"] for part in done)
+    facts = {**done[0]["facts"], "distillation_seconds": round(seconds, 2)}
+    if len(seeds) > 1:
+        facts["splits"] = seeds
     if task.percent:
-        ours, start = (
-            row["method"] for row in rows[:2]
-        )  # the second is that of the start, if there are outer steps
+        # The second row is that of the start, if there are outer steps.
+        ours, start = (row["method"] for row in rows[:2])
         for other in (LONG, start) if args.max_steps else (LONG,):
-            facts |= ratios(task, [part["measured"] for part in done], ours, other)
+            facts |= ratios(task, of_seeds, ours, other)
     table = markdown([task.readable(row) for row in rows])
     save_text(f"{table}\n\n{listed(facts)}\n", output / "table.md")
     save_csv(rows, output / "table.csv")
     for metric in task.compared:
-        plot_comparison(
-            rows,
-            output / f"comparison_{metric.replace('@', '_')}.png",
-            metric,
-            metric_label=f"Test {metric}",
-        )
+        path = output / f"comparison_{metric.replace('@', '_')}.png"
+        plot_comparison(rows, path, metric, metric_label=f"Test {metric}")
     # The facts are for those who look them up; a reader of the terminal waits for the verdict.
     print(f"\n{table}\n\nTable and facts: {output / 'table.md'}")
     for seed, part in zip(seeds, done, strict=True):
         if "verdict" in part:
-            print(f"\nVerdict{f', split {seed}' if len(seeds) > 1 else ''}: {part['verdict']}\n")
+            of_split = f", split {seed}" if len(seeds) > 1 else ""
+            print(f"\nVerdict{of_split}: {part['verdict']}\n")
     folder = Path(data.run_folder(args.output_dir, seeds[0]), "summary")
     print(f"Load the summary: FarziData.from_pretrained({str(folder)!r})")
 
@@ -474,25 +481,32 @@ def command(argv: Sequence[str]) -> None:
                 "DATA is missing: give a file, a folder, a data set of the Hub, a YAML config, or"
                 f" an example: {', '.join(examples)}"
             )
-        name, rest = argv[0], [word for word in argv[1:] if word != "--compare"]
+        name = argv[0]
         is_config = name.endswith((".yaml", ".yml"))
-        config = (
-            Path(name)
-            if is_config and Path(name).is_file()
-            else examples.get(name.removesuffix(".yaml"))
-        )
-        if config is None and not is_config:
-            door = FrontDoor(argv)
-            if door.options.dry_run:
-                print(door.plan())
-                return
-            chosen = door.choose()
-            distil(door.data, chosen.config, door.options.compare, chosen)
-            return
-        if config is None:
+        if is_config and Path(name).is_file():
+            config = Path(name)
+        else:
+            config = examples.get(name.removesuffix(".yaml"))
+        if config is not None:
+            rest = [word for word in argv[1:] if word != "--compare"]
+            settings, args = parse_arguments((RunSettings, FarziConfig), config, rest, USAGE)
+            distil(settings.load(), args, whole="--compare" in argv)
+        elif is_config:
             raise ValueError(
                 f"{name!r} is neither a file nor an example: give one of {', '.join(examples)}, or"
                 " data"
             )
-        settings, args = parse_arguments((RunSettings, FarziConfig), config, rest, USAGE)
-        distil(settings.load(), args, whole="--compare" in argv)
+        else:
+            of_data(FrontDoor(argv))
+
+
+def of_data(door: FrontDoor) -> None:
+    """`farzi distil DATA`: trials, then the run that they have chosen; or what is better."""
+    if door.options.dry_run:
+        print(door.plan())
+        return
+    chosen = door.choose()
+    if isinstance(chosen, CountingWins):
+        print(f"\n{chosen}")
+        return
+    distil(door.data, chosen.config, door.options.compare, chosen)

@@ -4,6 +4,7 @@ trials choose for it.
 
 import re
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import count
@@ -19,12 +20,16 @@ from farzi_hf.common.settings import setting
 from farzi_hf.common.text import yaml_text
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.report import RunSettings
-from farzi_hf.report.suggestion import KEPT, Search, to_stderr
+from farzi_hf.report.suggestion import Search, to_stderr
 from farzi_hf.report.tables import save_text
-from farzi_hf.report.trials import Suggestion, words_of
+from farzi_hf.report.trial_folder import KEPT
+from farzi_hf.report.trials import CountingWins, Suggestion, words_of
 from farzi_hf.summary.forms import TeacherLabels
 
-USAGE = "farzi distil DATA [--bytes 200kB] [--minutes 10] [--compare] [--dry_run] [--FIELD VALUE …]"
+USAGE = (
+    "farzi distil DATA [--bytes 200kB] [--minutes 10] [--go_on] [--compare] [--dry_run]"
+    " [--FIELD VALUE …]"
+)
 TRIALS, CONFIG = "trials", "config.yaml"
 _ALWAYS = ("labels", "inputs", "storage")  # in the config, whatever the defaults are
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3}
@@ -37,7 +42,10 @@ class Options:
     bytes: str | None = setting(
         None, "the most that the summary may have, such as 200kB; by default as many as the data"
     )
-    minutes: float | None = setting(None, "for the trials; by default 10, or 30 for many entries")
+    minutes: float | None = setting(
+        None, "until the verdict; by default 10, or 30 for many entries"
+    )
+    go_on: bool = setting(False, "go on where a model that only counts will be better")
     compare: bool = setting(False, "the whole table, with every baseline, beside the verdict")
     dry_run: bool = setting(False, "say what would be read and made, and stop")
 
@@ -47,6 +55,7 @@ class FrontDoor:
 
     Args:
         argv: DATA and the options.
+        goes_on: whether the search goes on where counting will win; by default `--go_on` says.
 
     Attributes:
         options: see `Options`.
@@ -58,86 +67,83 @@ class FrontDoor:
         ValueError: an option or the data cannot be used.
     """
 
-    def __init__(self, argv: Sequence[str]) -> None:
-        how = {"return_remaining_strings": True, "look_for_args_file": False}
-        self.options, rest = HfArgumentParser(
-            Options, allow_abbrev=False
-        ).parse_args_into_dataclasses(list(argv[1:]), **how)
-        named = {
-            word[2:].partition("=")[0].replace("-", "_").removeprefix("no_")
-            for word in rest
-            if word.startswith("--")
-        }
+    def __init__(self, argv: Sequence[str], goes_on: bool | None = None) -> None:
+        began = time.perf_counter()
+        parser = HfArgumentParser(Options, allow_abbrev=False)
+        self.options, rest = parser.parse_args_into_dataclasses(
+            list(argv[1:]), return_remaining_strings=True, look_for_args_file=False
+        )
+        named = _names(rest)
         if "config" in named:
             raise ValueError("--config is for a run without DATA: give the YAML in its place")
         self.settings, self._args = parse_arguments(
             (RunSettings, FarziConfig), None, ["--dataset", argv[0], *rest]
         )
-        fixed = {
-            f.name: getattr(self._args, f.name)
-            for f in fields(FarziConfig)
-            if f.name in named - {"output_dir", "seed"}
-        }
         if self._args.world_size > 1:
-            remedy = (
-                "choose with farzi suggest DATA > config.yaml, and launch farzi distil config.yaml"
-            )
             raise ValueError(
-                f"{self._args.world_size} processes would all make the trials; {remedy}"
+                f"{self._args.world_size} processes would all make the trials; choose with farzi"
+                " suggest DATA > config.yaml, and launch farzi distil config.yaml"
             )
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
         self.data = self.settings.load()
-        self.seed, *others = self.data.seeds(self._args.seed)
+        self.seed = self._only_seed()
+        self.splits = self.data.splits(self.seed)
+        given = [each.name for each in fields(FarziConfig) if each.name in named]
+        search = Search(
+            splits=self.splits,
+            task=self.data.task,
+            folder=Path(),
+            output_dir=self._args.output_dir,
+            seed=self._args.seed,
+            most=None if self.options.bytes is None else _bytes(self.options.bytes),
+            minutes=self.options.minutes,
+            learner=self.settings.learner if "learner" in named else None,
+            fixed={
+                name: getattr(self._args, name)
+                for name in given
+                if name not in ("output_dir", "seed")
+            },
+            goes_on=self.options.go_on if goes_on is None else goes_on,
+            began=began,
+        )
+        self._of_trials = search.settings
+        self.folder = self._given_folder() if "output_dir" in named else self._free_folder(argv[0])
+        self.search = search.in_folder(self.folder / TRIALS, self.folder)
+
+    def _only_seed(self) -> int:
+        """The seed of the one split that trials see."""
+        seed, *others = self.data.seeds(self._args.seed)
         if others:
-            remedy = (
-                "choose with farzi suggest DATA > config.yaml, then farzi distil config.yaml"
+            raise ValueError(
+                f"splits={[seed, *others]}: the trials see one split, so test users of the others;"
+                " choose with farzi suggest DATA > config.yaml, then farzi distil config.yaml"
                 " --splits …"
             )
-            raise ValueError(
-                f"splits={[self.seed, *others]}: the trials see one split, so test users of the"
-                f" others; {remedy}"
-            )
-        self.splits = self.data.splits(self.seed)
-        self.search = Search(
-            self.splits,
-            self.data.task,
-            Path(),
-            self._args.output_dir,
-            self._args.seed,
-            None if self.options.bytes is None else _bytes(self.options.bytes),
-            self.options.minutes,
-            self.settings.learner if "learner" in named else None,
-            fixed,
-            to_stderr,
-        )
-        self.folder = self._given_folder() if "output_dir" in named else self._free_folder(argv[0])
-        self.search.folder, self.search.output_dir = self.folder / TRIALS, str(self.folder)
+        return seed
 
-    def choose(self) -> Suggestion:
+    def choose(self) -> Suggestion | CountingWins:
         """The settings, by trials that are kept in the folder. They are written to `config.yaml`
-        there, a config for `farzi distil`.
+        there, a config for `farzi distil`. Where counting will win, the search may say that, and
+        nothing else is written.
         """
         transformers.utils.logging.disable_progress_bar()  # of files that trials write and read
         to_stderr(self.counted())
         to_stderr(f"{self.data.description}\nTrials and the summary go to {self.folder}")
         found = self.search.run()
-        self.settings.learner = found.learner
-        save_text(self.config(found), self.folder / CONFIG)
+        if isinstance(found, Suggestion):
+            self.settings.learner = found.learner
+            save_text(self.config(found), self.folder / CONFIG)
         return found
 
     def counted(self) -> str:
         """What counting alone has on the validation part, in words: it takes seconds, and students
         have to be better.
         """
-        task, validation = self.data.task, self.search.validation
-        parts = (self.splits["train"], validation, validation)
-        rows = task.count(*parts, self.search.vocab_size)
-        best = min(rows, key=lambda row: task.error(row.statistics))
-        figure = task.headline(task.metrics(best.statistics))
+        best = self.search.counted
         return (
-            f"Counting alone, {best.seconds:.1f} s: {best.method}: {figure} on the validation part."
-            f" A student has to beat it; farzi count keeps it"
+            f"Counting alone, {best.seconds:.1f} s: {best.method}: {self.search.counted_figure} on"
+            " the validation part. A student has to beat it; farzi count keeps it"
         )
 
     def config(self, found: Suggestion) -> str:
@@ -160,14 +166,12 @@ class FrontDoor:
 
     def plan(self) -> str:
         """What would be done, in words. Nothing is written."""
-        search, rows = (
-            self.search,
-            ", ".join(f"{len(split):,} {name}" for name, split in self.splits.items()),
-        )
+        search = self.search
+        rows = ", ".join(f"{len(split):,} {name}" for name, split in self.splits.items())
         learners = ", ".join(words_of(learner) for learner in search.learners)
         return (
             f"{self.data.description}\n{rows} rows; {search.vocab_size:,} entries; rows of"
-            f" {search.length} in the summary\nTrials for {search.minutes:.0f} minutes; a summary"
+            f" {search.length} in the summary\nA verdict in {search.minutes:.0f} minutes; a summary"
             f" of {search.most:,} bytes at most; learners: {learners}\nTrials and the summary would"
             f" go to {self.folder}"
         )
@@ -197,12 +201,18 @@ class FrontDoor:
         if status_of(path) is None:
             return False
         try:
-            return load_record(path).get("settings") == self.search.settings
+            return load_record(path).get("settings") == self._of_trials
         except ValueError as error:
             raise ValueError(
                 f"{str(path)!r} is damaged ({error}): move {str(folder)!r} away, or name another"
                 " --output_dir"
             ) from None
+
+
+def _names(words: Sequence[str]) -> set[str]:
+    """The names of the options among these words, as fields have them."""
+    options = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
+    return {option.replace("-", "_").removeprefix("no_") for option in options}
 
 
 def _bytes(text: str) -> int:

@@ -18,7 +18,7 @@ def command(argv: Sequence[str]) -> None:
                 "DATA is missing: give a file, a folder or a data set of the Hub, such as mine.txt"
             )
         with redirect_stdout(sys.stderr):
-            door = FrontDoor(argv)
+            door = FrontDoor(argv, goes_on=True)
             if door.options.dry_run:
                 print(door.plan())
                 return

@@ -168,16 +168,32 @@ def check_settings(config: Any) -> None:
     """
     for name, setting in config.settings.items():
         value = getattr(config, name)
-        least = setting.metadata.get("least")
-        table = setting.metadata.get("table")
-        if least is not None and value is not None and value < least:
-            raise ValueError(f"{name}={value!r} is not usable; give an integer of at least {least}")
-        if table is not None and value not in table:
-            raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(table)}")
+        _check_value(name, value, setting.metadata)
         is_default = value in (setting.default, config.defaults.get(name))
         reason = None if is_default else _idle(config, name)
         if reason is not None:
             _warn_once(f"{name}={value!r} has no effect with {reason}.")
+
+
+def checked(kind: type, values: Mapping[str, Any]) -> Any:
+    """An instance of `kind`, a dataclass of settings, with those of `values` that it has. Raises
+    ValueError if one has another type than its field, is too small, or is no entry of its table.
+    """
+    declared = {each.name: each.metadata for each in fields(kind)}
+    given = {name: value for name, value in values.items() if name in declared}
+    settings = kind(**converted(kind, given))
+    for name, metadata in declared.items():
+        _check_value(name, getattr(settings, name), metadata)
+    return settings
+
+
+def _check_value(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
+    least = metadata.get("least")
+    if least is not None and value is not None and value < least:
+        raise ValueError(f"{name}={value!r} is not usable; give an integer of at least {least}")
+    table = metadata.get("table")
+    if table is not None and value not in table:
+        raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(table)}")
 
 
 def _idle(config: Any, name: str) -> str | None:

@@ -137,7 +137,7 @@ def find_files(source: str | Path, data_dir: str | Path | None = None) -> Files 
     is_name = data_dir is None and isinstance(source, str) and _HUB_NAME.fullmatch(source)
     if not is_name or path.is_dir() or ending(path) in BUILDERS:
         raise ValueError(
-            f"{str(path)!r} is no file, and no folder or pattern that finds one that ends in"
+            f"no file, folder or pattern matches {str(path)!r} and ends in"
             f" {', '.join(BUILDERS)}{_what_is_there(others, links)}"
         )
     return None

@@ -138,6 +138,8 @@ class FarziConfig(ConfigFields):
             self.max_steps = -1
         if self.inner_optimizer is None and self.max_steps:  # which need its derivative
             self.inner_optimizer = "adam"
+        if self.student_start is None and self.max_steps:  # whose learners begin so
+            self.student_start = "random"
         for name, value in self.defaults.items():
             if getattr(self, name) is None:
                 setattr(self, name, copy.copy(value))
@@ -272,9 +274,11 @@ class FarziConfig(ConfigFields):
             each.name: getattr(self, name)
             for name, _, each in settings_of(OPTIMIZERS[self.inner_optimizer])
         }
+        of_students = LABELS[self.labels].of_students
         return {
             "optimizer": self.inner_optimizer,
             **{name: value for name, value in of_optimizer.items() if value is not None},
+            **{name: getattr(self, name) for name in of_students},
             "steps": self.inner_steps,
             "lr_scheduler_type": self.inner_lr_scheduler_type,
             **({"warmup_steps": self.inner_warmup_steps} if self.inner_warmup_steps else {}),
@@ -308,6 +312,16 @@ class FarziConfig(ConfigFields):
         if isinstance(start, str):
             start = self.settings[start].metadata["table"][getattr(self, start)]
         return made(start, self)
+
+    def with_fields(self, **values: Any) -> FarziConfig:
+        """A copy in which these fields have other values, which are checked as at the beginning.
+        (`dataclasses.replace` would prepare the fields of `TrainingArguments` once more.)
+        """
+        other = copy.copy(self)
+        for name, value in values.items():
+            setattr(other, name, value)
+        other.check()
+        return other
 
     def make_teacher_training(self) -> TeacherTraining:
         """How a teacher of labels is trained."""

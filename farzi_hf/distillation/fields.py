@@ -42,6 +42,20 @@ class ConfigFields(TrainingArguments):
     )
     """Teachers; the labels are those of the mean of their logits. Read with `labels=own`."""
 
+    student_start: str | None = field(
+        default=None,
+        metadata={
+            "help": (
+                "how students begin: with the tables of the carried teacher, or at random; "
+                "by default teacher, or random where there are outer steps: random | teacher"
+            )
+        },
+    )
+    """How students begin: with the tables of the carried teacher, or at random; by default
+    teacher, or random where there are outer steps: random | teacher. Read with
+    `labels=teacher`.
+    """
+
     inputs: str | None = field(
         default=None,
         metadata={

@@ -27,6 +27,7 @@ from farzi_hf.summary import FarziData
 from farzi_hf.summary.endless import EndlessRows
 from farzi_hf.summary.forms import Forms, Tensors, device_of
 from farzi_hf.summary.inner_settings import inner_optimizer, lr_schedule
+from farzi_hf.summary.student_starts import STUDENT_STARTS, StudentStart, start_of
 from farzi_hf.tasks.base import mean_and_spread
 
 
@@ -43,6 +44,7 @@ class SyntheticTraining:
         torch_compile: whether the steps are compiled, as in `unroll`.
         lr_scheduler_type: the learning rate over the steps of a training, one of `LR_SCHEDULES`; it
             rises for `warmup_steps` before.
+        student_start: how students begin.
     """
 
     optimizer: InnerOptimizer
@@ -53,6 +55,7 @@ class SyntheticTraining:
     torch_compile: bool = False
     lr_scheduler_type: str = "constant"
     warmup_steps: int = 0
+    student_start: StudentStart = STUDENT_STARTS["random"]
 
     @classmethod
     def of(cls, inner: Mapping[str, Any] | None, forms: Forms, **how: Any) -> SyntheticTraining:
@@ -67,7 +70,8 @@ class SyntheticTraining:
         how |= {
             name: inner[name] for name in ("lr_scheduler_type", "warmup_steps") if name in inner
         }
-        return cls(optimizer, forms, inner.get("synthetic_batch_size"), **how)
+        start = start_of(inner, forms.labels.carries_teacher)
+        return cls(optimizer, forms, inner.get("synthetic_batch_size"), student_start=start, **how)
 
     def optimizer_for(self, learner: Learner, steps: int) -> InnerOptimizer:
         """The optimizer of a training of `steps` steps: its learning rate follows the schedule, and
@@ -282,10 +286,24 @@ class Students:
     def on_summary(self, index: int = 0) -> Parameters:
         """θ_T of student `index` of the summary as it is now."""
         seed = derive(self.seed, Purpose.EVALUATION_STUDENT, index)
-        start = self.learner.initial_parameters(seed, self.device)
+        start = self.first_parameters(seed)
         return self.training(
             self.learner, self.farzi.tensors, start=start, steps=self.steps, seed=seed
         )
+
+    def first_parameters(self, seed: int) -> Parameters:
+        """θ_0 of a student of the summary: new weights, and what its start sets among them.
+
+        A learner whose weights are given, and not drawn, keeps them, and so do parameters that do
+        not train.
+        """
+        fresh = self.learner.initial_parameters(seed, self.device)
+        start = self.training.student_start
+        known = start.values(self.farzi.forms.labels.model, self.learner.model)
+        if not known or not self.learner.draws_weights:
+            return fresh
+        trained = {name: x for name, x in known.items() if not is_constant(fresh[name])}
+        return {**fresh, **{name: x.to(fresh[name]) for name, x in trained.items()}}
 
     @torch.no_grad()
     def on_summary_each(self, count: int) -> Iterator[Parameters]:
@@ -326,7 +344,7 @@ class Students:
         training = self.training
         tensors = self.farzi.tensors
         seeds = [derive(self.seed, Purpose.EVALUATION_STUDENT, index) for index in numbers]
-        starts = [learner.initial_parameters(seed, self.device) for seed in seeds]
+        starts = [self.first_parameters(seed) for seed in seeds]
         all_rows = torch.arange(self.farzi.config.num_sequences, device=self.device).expand(
             self.steps, -1
         )

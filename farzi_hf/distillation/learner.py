@@ -149,6 +149,16 @@ class Learner:
         return name if name is not None and models.looks_up_only(self.model, name, loss) else None
 
     @cached_property
+    def draws_weights(self) -> bool:
+        """Whether its models begin with weights that they draw: those of a pretrained model are the
+        same under every seed.
+        """
+        name = self._embedding_names["weight"]
+        one = self.initial_parameters(0)[name]
+        other = self.initial_parameters(1)[name]
+        return not torch.equal(one, other)
+
+    @cached_property
     def no_decay(self) -> tuple[str, ...]:
         """The parameters that the stock Trainer does not decay: biases and norms."""
         decaying = set(Trainer.get_decay_parameter_names(None, self.model))

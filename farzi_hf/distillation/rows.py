@@ -278,15 +278,25 @@ def train_on(
 
 
 def real_loss(
-    learner: Learner, data: RealData, batch_size: int, steps: int, seed: int
+    learner: Learner,
+    data: RealData,
+    batch_size: int,
+    steps: int,
+    seed: int,
+    dropout: bool = True,
 ) -> Callable[[Parameters, int], Tensor]:
-    """`loss(θ, step)` on the `real_batches` of these arguments, with the learner's dropout: masks
-    are a function of seed and step.
+    """`loss(θ, step)` on the `real_batches` of these arguments.
+
+    Args:
+        dropout: whether the learner's own dropout is on. Its masks are a function of seed and step.
     """
     batches = real_batches(data, batch_size, steps, seed)
-    return lambda params, step: learner.hard_loss(
-        params, batches(step), dropout=derive(seed, Purpose.DROPOUT, step)
-    )
+
+    def loss(params: Parameters, step: int) -> Tensor:
+        masks = derive(seed, Purpose.DROPOUT, step) if dropout else None
+        return learner.hard_loss(params, batches(step), dropout=masks)
+
+    return loss
 
 
 def validation_loss(

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from farzi_hf.common.settings import setting
+from farzi_hf.common.settings import checked, setting
 from farzi_hf.common.tensors import load_tensors, save_tensors
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters
@@ -44,6 +45,7 @@ _CHUNK = 64  # sequences that a teacher reads at once
 _EVALUATIONS = 40  # of a training, on held-out rows
 _PATIENCE = 8  # evaluations without a better one, after which the rate falls
 _NOISE = 0.25  # share of what the fall of the rate has gained
+_POINTS = 4  # of a curve, from which its slope is known
 _FEW = 256  # held-out rows, which are always worth their time
 
 
@@ -55,11 +57,28 @@ class Trained:
         params: θ.
         steps: that led there.
         validation: the loss on held-out rows, in nats per token; None where there are none.
+        still_learning: whether the loss on held-out rows still fell when the steps were over, so
+            that more steps would have given a better model; None where nobody knows.
+        curve: pairs of steps and the loss on held-out rows after them, while the rate stayed.
     """
 
     params: Parameters
     steps: int
     validation: float | None
+    still_learning: bool | None = None
+    curve: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def slope(self) -> float | None:
+        """By how much the loss on held-out rows rises for each e-fold of the steps, by the last
+        two thirds of the curve: below 0 as long as a training learns. None where the curve is too
+        short.
+        """
+        last = [(steps, error) for steps, error in self.curve if 3 * steps >= self.curve[-1][0]]
+        if len(last) < _POINTS:
+            return None
+        steps, errors = np.transpose(last)
+        return float(np.polyfit(np.log(steps), errors, 1)[0])
 
     def facts(self, name: str) -> dict[str, float]:
         """For log and card; `name` begins their keys."""
@@ -96,11 +115,19 @@ class Progress:
     """The same, of the steps before the rate fell."""
     error: float = math.inf
     """The last loss on held-out rows."""
+    has_stopped: bool = False
+    """Whether the loss fell no more, so that the training went back to its best state."""
     seconds: float = 0.0
     """That it has taken."""
 
+    def go_on(self) -> None:
+        """The rate stays for as many steps again."""
+        self.held *= 2
+        self.steps *= 2
+
     def go_back(self, step: int) -> None:
         """To the best state: the rate falls from there, in as many steps as it took."""
+        self.has_stopped = True
         self.step = step
         self.held = step
         self.steps = 2 * step
@@ -127,6 +154,9 @@ class TeacherTraining:
         steps: of the whole training, if it does not stop early.
         batch_size: real sequences per step.
         count: the number of teachers.
+        dropout: whether the learner's own dropout is on.
+        longer: while the loss on held-out rows still falls at the end of the steps at a constant
+            rate, they are doubled, up to so many times as many steps.
         kept: a file with the state of the training of the one teacher, from which it goes on;
             written at each evaluation.
     """
@@ -135,6 +165,8 @@ class TeacherTraining:
     steps: int
     batch_size: int
     count: int = 1
+    dropout: bool = True
+    longer: int = 1
     kept: Path | None = None
 
     @dataclass(frozen=True)
@@ -153,12 +185,27 @@ class TeacherTraining:
             0.0, "λ of the teacher; it helps where learners overfit, on items"
         )
 
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> TeacherTraining:
+        """The training by the settings of a config, or of a summary's recipe. Those that it lacks
+        have their defaults. Raises ValueError if one cannot be used.
+        """
+        own = checked(cls.Settings, settings)
+        make = TEACHER_OPTIMIZERS[own.teacher_optimizer]
+        optimizer = make(own.teacher_learning_rate, weight_decay=own.teacher_weight_decay)
+        return cls(optimizer, own.teacher_steps, own.teacher_batch_size)
+
     def train(self, learner: Learner, data: RealData, seed: int) -> Trained:
         """One teacher. Its initialisation, its minibatches and its dropout depend on `seed`. Raises
         FloatingPointError if the training diverged.
         """
         loss = real_loss(
-            learner, data, self.batch_size, self.steps, derive(seed, Purpose.TEACHER_MINIBATCHES)
+            learner,
+            data,
+            self.batch_size,
+            self.steps * self.longer,
+            derive(seed, Purpose.TEACHER_MINIBATCHES),
+            self.dropout,
         )
         start = learner.initial_parameters(derive(seed, Purpose.TEACHER), data.device)
         # As students and the stock Trainer have it.
@@ -191,6 +238,7 @@ class TeacherTraining:
         state: Parameters | TrainingState = start
         best: TrainingState | None = None
         progress = Progress(0, self.steps, self.steps - self.steps // 2)
+        curve: list[tuple[int, float]] = []
         if self.kept is not None and self.kept.exists():
             state, best, progress = self._going_on(start)
         began = time.perf_counter() - progress.seconds
@@ -213,6 +261,8 @@ class TeacherTraining:
                 if validation is None or (progress.step % self._between and not is_last):
                     continue
                 progress.error = validation(state.params)
+                if progress.step <= progress.held and not progress.has_stopped:
+                    curve.append((progress.step, progress.error))
                 if best is None or progress.error < progress.lowest:
                     best = state
                     progress.lowest = progress.error
@@ -220,6 +270,9 @@ class TeacherTraining:
                     state = best
                     progress.go_back(best.step)
                     bar.total = bar.n + progress.step
+                if self._goes_on(progress):
+                    progress.go_on()
+                    bar.total = progress.steps
                 if progress.step <= progress.held:
                     progress.before = progress.lowest
                 lowest = f"{progress.lowest:.3f}"
@@ -229,15 +282,22 @@ class TeacherTraining:
                     self._keep(state, best, progress)
         if best is None:
             return Trained(state.params, progress.step, None)
+        still_learning = not progress.has_stopped
         has_risen = progress.error - progress.lowest
         if has_risen <= _NOISE * (progress.before - progress.lowest):  # the last one
-            return Trained(state.params, state.step, progress.error)
-        return Trained(best.params, best.step, progress.lowest)
+            return Trained(state.params, state.step, progress.error, still_learning, tuple(curve))
+        return Trained(best.params, best.step, progress.lowest, still_learning, tuple(curve))
 
     def _has_stopped(self, progress: Progress, best: TrainingState) -> bool:
         """Whether the loss does not fall any more while the rate stays."""
         waited = progress.step - best.step
         return progress.step < progress.held and waited >= _PATIENCE * self._between
+
+    def _goes_on(self, progress: Progress) -> bool:
+        """Whether the rate is about to fall while the loss still does, and more steps are allowed."""
+        is_about_to_fall = progress.step <= progress.held < progress.step + self._between
+        is_allowed = 2 * progress.steps <= self.longer * self.steps
+        return is_about_to_fall and is_allowed and not progress.has_stopped
 
     def _keep(self, state: TrainingState, best: TrainingState, progress: Progress) -> None:
         numbers = torch.tensor([best.step, *astuple(progress)], dtype=torch.float64)
@@ -248,8 +308,9 @@ class TeacherTraining:
         """What `_keep` has written: the state, the best one so far, and how far the training is."""
         try:
             tensors, _ = load_tensors(self.kept)
-            best_step, step, steps, held, *others = tensors["numbers"].tolist()
-            progress = Progress(int(step), int(steps), int(held), *others)
+            best_step, *numbers = tensors["numbers"].tolist()
+            kinds = [type(value) for value in astuple(Progress(0, 0, 0))]
+            progress = Progress(*(kind(x) for kind, x in zip(kinds, numbers, strict=True)))
             now = TrainingState.of_tensors("now", tensors, start, self.optimizer, progress.step)
             best = TrainingState.of_tensors("best", tensors, start, self.optimizer, int(best_step))
             return now, best, progress

@@ -122,6 +122,7 @@ class SequenceModel(PreTrainedModel):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        logits_to_keep: int = 0,
         **kwargs: Any,
     ) -> CausalLMOutput:
         """Scores of every entry at every position and, if labels are given, the mean loss per
@@ -134,6 +135,8 @@ class SequenceModel(PreTrainedModel):
             inputs_embeds: (b, L, h) in place of ids.
             labels: ids (b, L), where −100 is ignored, or soft labels (b, L, V). This function
                 shifts them.
+            logits_to_keep: of how many last positions the scores are wanted; 0: of all, as labels
+                need them.
 
         Raises:
             ValueError: ids and embeddings are both given or both missing; of a next-item model
@@ -143,7 +146,8 @@ class SequenceModel(PreTrainedModel):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         if inputs_embeds is None:
             inputs_embeds = self.embedding(input_ids)
-        logits = self.output(self._states(inputs_embeds, attention_mask))
+        states = self._states(inputs_embeds, attention_mask)
+        logits = self.output(states[:, -logits_to_keep:])  # of −0 on: all
         loss = None
         if labels is not None and labels.is_floating_point():
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(0, 1))

@@ -51,6 +51,8 @@ class Measured:
         nbytes: bytes of the training data.
         steps: training steps of each student; None if nothing was trained.
         seconds: mean time of one training; of counting, where a model only counts.
+        way: how it was trained, in words, where trials have chosen that.
+        still_learning: whether more steps would have given better students.
     """
 
     method: str
@@ -58,6 +60,8 @@ class Measured:
     nbytes: int
     steps: int | None = None
     seconds: float | None = None
+    way: str = ""
+    still_learning: bool = False
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Measured:
@@ -132,7 +136,7 @@ class Comparison(Students):
             learner=Learner(config).to(device),
             farzi=farzi.to(device),
             training=training,
-            long_training=TeacherTraining(training.optimizer, 2000, 16),
+            long_training=TeacherTraining.of(farzi.results.recipe),
             steps=inner["steps"],
             seed=42,
             length=getattr(config, "max_length", length),
@@ -362,6 +366,10 @@ def pooled_row(task: Task, seeds: Sequence[Measured]) -> Row:
         }
     if first.seconds is not None:
         row["seconds"] = round(np.mean([part.seconds for part in seeds]), 2)
+    if first.way:
+        row["way"] = "; ".join(dict.fromkeys(part.way for part in seeds))
+    if any(part.still_learning for part in seeds):
+        row["still_learning"] = True
     return row
 
 

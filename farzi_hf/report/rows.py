@@ -2,7 +2,6 @@
 to compare with.
 """
 
-import copy
 import os
 import tempfile
 from collections.abc import Callable
@@ -21,11 +20,14 @@ from transformers import (
     TrainingArguments,
 )
 
-from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.data import flatten_sequences, random_sequences
+from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.distillation import FarziTrainer, SyntheticTraining
 from farzi_hf.report.comparison import Comparison, Measured, Student
+from farzi_hf.report.full_data import FULL, LONG, FullData
 from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
 from farzi_hf.summary.forms import TeacherLabels
+from farzi_hf.summary.initialization import real_windows
 from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER
 from farzi_hf.summary.teacher import plain_config
 
@@ -47,10 +49,11 @@ def carrier_of(trainer: FarziTrainer) -> FarziData:
     settings of that form and no outer step.
     """
     learner = trainer.learner
-    args = copy.copy(trainer.args)
-    args.labels = TeacherLabels.name
-    args.inputs = TeacherLabels.defaults["inputs"]
-    args.storage = TeacherLabels.defaults["storage"]
+    args = trainer.args.with_fields(
+        labels=TeacherLabels.name,
+        inputs=TeacherLabels.defaults["inputs"],
+        storage=TeacherLabels.defaults["storage"],
+    )
     config = args.summary_config(
         learner.vocab_size, teacher=plain_config(trainer.labelling.model.config)
     )
@@ -70,7 +73,8 @@ def packed_teacher(c: Comparison) -> Measured | None:
         return None
     farzi = c.carrier()
     training = SyntheticTraining.of(farzi.config.inner, farzi.forms)
-    return on_summary(replace(c, farzi=farzi, training=training), "packed teacher, made-up inputs")
+    method = f"packed teacher, made-up inputs, {training.student_start.word} start"
+    return on_summary(replace(c, farzi=farzi, training=training), method)
 
 
 def teacher(c: Comparison) -> Measured | None:
@@ -83,6 +87,30 @@ def teacher(c: Comparison) -> Measured | None:
     )
 
 
+def on_real_rows(share: float) -> Callable[[Comparison], Measured | None]:
+    """The row of students on a share of the real rows, with the labels of the carried teacher: what
+    inputs that are made up have to be better than. None for a summary that carries none.
+
+    Its bytes are those of the rows as data, and those of the teacher.
+    """
+
+    def measure(c: Comparison) -> Measured | None:
+        if c.farzi.carried is None:
+            return None
+        length = c.farzi.config.sequence_length
+        train = c.splits["train"]
+        rows = random_sequences(train, max(1, round(share * len(train))), c.seeds[0])
+        ids, lengths = flatten_sequences(rows)
+        count = max(1, len(ids) // length)
+        windows = real_windows(ids, lengths, (count, length), stream(c.seeds[0], Purpose.REAL_ROWS))
+        farzi = c.farzi.with_rows(torch.from_numpy(windows))
+        found = replace(c, farzi=farzi, training=replace(c.training, forms=farzi.forms))
+        row = on_summary(found, f"{100 * share:g} % of the rows, teacher's labels")
+        return replace(row, nbytes=c.farzi.nbytes + c.nbytes(rows))
+
+    return measure
+
+
 def under_stock_trainer(c: Comparison, folder: str | os.PathLike, method: str) -> Measured:
     """A student that trains as a user would: on the saved artefact, under the stock Trainer, with
     the artefact's settings.
@@ -92,6 +120,7 @@ def under_stock_trainer(c: Comparison, folder: str | os.PathLike, method: str) -
     def train(seed: int) -> Student:
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(c.learner.model.config, trust_remote_code=False)
+        farzi.student_start.set_into(model, farzi.forms.labels.model)
         with tempfile.TemporaryDirectory() as scratch:
             args, own = stock_arguments(c, scratch, seed), farzi.optimizer_cls_and_kwargs
             return train_stock(model, farzi.as_dataset(), farzi.collator(), args, own)
@@ -144,8 +173,14 @@ def prediction_of(model: PreTrainedModel) -> Student:
     )
 
 
+def tenth(c: Comparison, seed: int) -> Dataset:
+    """A tenth of the training rows."""
+    train = c.splits["train"]
+    return random_sequences(train, max(1, round(len(train) / 10)), seed)
+
+
 def full_long(c: Comparison) -> Measured:
-    """Students on all data, which stop early as teachers do."""
+    """Students on all data in the comparison's own way, which stop early as teachers do."""
     taken: list[int] = []
 
     def train(seed: int) -> Student:
@@ -153,10 +188,8 @@ def full_long(c: Comparison) -> Measured:
         taken.append(steps)
         return student
 
-    found = c.trained(
-        "full data, long", train, c.seeds, c.nbytes(c.splits["train"]), c.long_training.steps
-    )
-    return replace(found, steps=round(np.mean(taken)))
+    row = c.trained(LONG, train, c.seeds, c.nbytes(c.splits["train"]), c.long_training.steps)
+    return replace(row, steps=round(np.mean(taken)))
 
 
 def stopped_early(c: Comparison, method: str, draw: Callable[[int], Dataset]) -> Measured:
@@ -168,22 +201,37 @@ def stopped_early(c: Comparison, method: str, draw: Callable[[int], Dataset]) ->
     return c.trained_on_real(method, draw, min(sorted(candidates), key=error))
 
 
-def of_stored_rows(
-    measure: Callable[[Comparison], Measured],
-) -> Callable[[Comparison], Measured | None]:
+Baseline = Callable[[Comparison, Measured], Measured | None]
+"""Makes a row to compare a summary with, of a comparison and of the row of the summary's students.
+None: the row means nothing for this summary.
+"""
+
+
+def of_data(measure: Callable[[Comparison], Measured | None]) -> Baseline:
+    """A row that does not depend on the students of the summary."""
+    return lambda c, ours: measure(c)
+
+
+def of_stored_rows(measure: Callable[[Comparison], Measured]) -> Baseline:
     """A row with as many sequences or positions as the summary has: None where it makes as many as
     a training asks for.
     """
-    return lambda c: None if c.farzi.is_endless else measure(c)
+    return lambda c, ours: None if c.farzi.is_endless else measure(c)
 
 
-BASELINES: dict[str, Callable[[Comparison], Measured | None]] = {
+BASELINES: dict[str, Baseline] = {
     # what it takes no outer step to make
-    "packed_teacher": packed_teacher,
-    "teacher": teacher,
-    # all data: for as many steps as on the summary, and for as long as helps
-    "full": lambda c: c.trained_on_real("full data", c.all_sequences, c.steps),
-    "full_long": full_long,
+    "packed_teacher": of_data(packed_teacher),
+    "teacher": of_data(teacher),
+    # real rows in the place of those that are made up
+    "soft_1": of_data(on_real_rows(0.01)),
+    "soft_10": of_data(on_real_rows(0.1)),
+    "soft_100": of_data(on_real_rows(1.0)),
+    # all data: for as many steps as on the summary, for as many seconds, and as long as helps; for
+    # the last two, trials choose the way
+    "full": of_data(lambda c: c.trained_on_real(FULL, c.all_sequences, c.steps)),
+    "full_same_seconds": lambda c, ours: FullData(c).same_seconds(ours.seconds),
+    "full_long": lambda c, ours: FullData(c).long(ours.seconds),
     # random sequences: μ of them, and with the bytes of the summary. T steps on so few may overfit,
     # so some stop early.
     "random": of_stored_rows(
@@ -192,14 +240,17 @@ BASELINES: dict[str, Callable[[Comparison], Measured | None]] = {
     "random_early_stop": of_stored_rows(
         lambda c: stopped_early(c, "random, stopped early", c.draw_sequences)
     ),
-    "random_bytes": lambda c: c.trained_on_real("random, same bytes", c.draw_bytes, c.steps),
-    "random_bytes_early_stop": lambda c: stopped_early(
-        c, "random, same bytes, stopped early", c.draw_bytes
+    "hard_10": of_data(
+        lambda c: stopped_early(c, "10 % of the rows, stopped early", partial(tenth, c))
+    ),
+    "random_bytes": of_data(
+        lambda c: c.trained_on_real("random, same bytes", c.draw_bytes, c.steps)
+    ),
+    "random_bytes_early_stop": of_data(
+        lambda c: stopped_early(c, "random, same bytes, stopped early", c.draw_bytes)
     ),
     "head": of_stored_rows(
         lambda c: c.trained_on_real("head (longest)", c.longest_sequences, c.steps)
     ),
 }
-"""Rows to compare a summary with, by the names that the setting `baselines` takes. None: the row
-means nothing for this summary.
-"""
+"""Rows to compare a summary with, by the names that the setting `baselines` takes."""

@@ -1,29 +1,34 @@
 """The automatic choice of a distillation: short trials on the validation part, cheapest first,
 within bytes and minutes.
 
+0. **Counting.** A model that only counts is measured first, in seconds. Students have to beat it.
 1. **Learners.** Each architecture of `Task.learners` trains for some seconds on the real data.
+   Where the best of them will not beat counting in its time, by its learning curve, the search says
+   so and stops.
 2. **The teacher.** The best of them trains on, until the validation part says stop or its share of
    the time is over.
 3. **Packing.** The teacher trains on in few bits: in so few that it fits, and in fewer as long as
    it loses nothing.
 4. **Students** train on the packed teacher, with some lengths, rates and numbers of rows.
+5. **The comparison** with real data has the rest of the time.
 
 One choice has no trial, because each set that was measured gave the same answer (recipes/LOG.md):
 the summary carries its teacher, and makes the ids that students read. Fixed rows with labels of
 their own need a table of the vocabulary too, and students learn them by heart.
 
-Every trial is kept on the disk with its result, and with the checksums of the model that it has
-made. A search that is started again takes what is there and goes on; a trial whose model is gone or
-damaged is made again.
+Every trial is kept on the disk with its result, see `TrialFolder`. A search that is started again
+takes what is there and goes on.
 """
 
+from __future__ import annotations
+
+import copy
 import hashlib
 import math
-import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -34,8 +39,8 @@ import torch
 from datasets import Dataset, DatasetDict
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from farzi_hf.common.files import checksums, differences, exclusive, load_record, save_record
-from farzi_hf.common.text import as_written, json_text, numbers_of
+from farzi_hf.common.files import exclusive
+from farzi_hf.common.text import as_written, json_text
 from farzi_hf.data import flatten_sequences, random_sequences
 from farzi_hf.data.coding import stored_bytes
 from farzi_hf.data.streams import described
@@ -45,43 +50,54 @@ from farzi_hf.distillation.rows import validation_loss
 from farzi_hf.distillation.teacher import seconds_of
 from farzi_hf.engine.devices import portions
 from farzi_hf.report.comparison import Comparison, with_ids
-from farzi_hf.report.trials import Suggestion, Trial, width_of, words_of
+from farzi_hf.report.trial_folder import TrialFolder
+from farzi_hf.report.trials import CountingWins, Suggestion, Trial, width_of, words_of
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import LABELS, DrawnInputs, TeacherLabels
 from farzi_hf.tasks import Task
+from farzi_hf.tasks.counted import CountedRow
 
-KEPT = "trials.json"
-_SHARES = {"learners": 0.22, "teacher": 0.25, "packing": 0.08, "students": 0.15}
-_ALONE = {"learners": 0.05, "teacher": 0.42}
-"""Of the time, for packing each of two times; where there is one learner, its first teacher needs
-to be good enough for a first answer only. The rest is for the comparison that follows.
+_SHARES = {"learners": 0.24, "teacher": 0.30, "packing": 0.10, "students": 0.14}
+"""Of the time, for each stage; packing has it for each of two ways. The comparison has the rest."""
+_ALONE = {"learners": 0.05, "teacher": 0.49}
+"""The same where there is one learner: its first teacher needs to be good enough for a first answer
+only.
 """
+_AT_LEAST = 0.6
+"""Of their shares, that later stages have if an earlier one is late."""
 _EQUAL = 0.01
 """Of the error, which is nats a token, or the mean ln r of ranks: of trials that differ by less,
 the first is taken, which is the cheapest.
 """
-# of teachers that still learn, the widest one that is not worse by more: most of its training is to
-# come
 _BEHIND = 0.1
-_CLOSE, _CLOSE_RANKS = (
-    0.03,
-    0.05,
-)  # of students, the first that is as near to its teacher (ranks: for 1 % of HR@100)
+"""Of teachers that still learn, the widest one that is not worse by more is taken: most of its
+training is to come.
+"""
+_CLOSE = 0.03
+"""Of students, the first that is as near to its teacher is taken."""
+_CLOSE_RANKS = 0.05
+"""The same of ranks, for 1 % of HR@100."""
 _DIVERGED = 1e9
-_IDS = 100_000  # of the validation part; more would tell little more, and take long
-_TIMED = 10  # steps
-_FIRST = 100  # steps of the student of the first answer
-_FEWEST, _MOST, _EPOCHS = (
-    100,
-    20_000,
-    10,
-)  # steps of a teacher: 20,000 or ten times all rows at most, whichever is more
+_IDS = 100_000
+"""Of the validation part; more would tell little more, and take long."""
+_TIMED = 10
+"""Steps of which the time is taken."""
+_FIRST = 100
+"""Steps of the student of the first answer."""
+_FEWEST = 100
+_MOST = 20_000
+_EPOCHS = 10
+"""Steps of a teacher: at most 20,000, or ten times all rows, whichever is more."""
+_AGAIN = 3.5
+"""How many trainings as long as a student's the comparison makes: the student once more, and the
+trials of all data for as many seconds.
+"""
 _STUDENTS = (
-    (200, 10, 0.02, "drawn"),
-    (600, 10, 0.02, "drawn"),
-    (600, 10, 0.02, "written"),
-    (2000, 10, 0.015, None),
-    (5000, 10, 0.015, None),
+    (100, 10, 0.03, "drawn"),
+    (300, 10, 0.03, "drawn"),
+    (300, 10, 0.03, "written"),
+    (1000, 10, 0.02, None),
+    (3000, 10, 0.015, None),
 )
 """Steps, rows a step (few: of as many seconds, small steps teach more; a GPU takes more, see
 `Portions`), rate at a width of 16, inputs. None: those that left less to learn, times their
@@ -129,7 +145,7 @@ def suggest(
         task: `LanguageModeling(tokenizer)` or `Recommendation(vocabulary)`.
         bytes: the most that the summary may have; by default as many as the data: ids in ⌈log₂ V⌉
             bits each.
-        minutes: for all trials; by default 10, or 30 for a vocabulary of more than 5,000 entries.
+        minutes: for all of it; by default 10, or 30 for a vocabulary of more than 5,000 entries.
         learner: the architecture, as arguments of `AutoConfig.for_model`; by default the best of
             `task.learners`.
         output_dir: of the config.
@@ -153,12 +169,22 @@ def suggest(
         )
     dataset = DatasetDict({name: with_ids(task, rows) for name, rows in dataset.items()})
     with tempfile.TemporaryDirectory() as scratch:
-        place = Path(folder or scratch)
-        found = Search(
-            dataset, task, place, output_dir, seed, bytes, minutes, learner, show=show
-        ).run()
-    found.config.learner, found.config.leaderboard = found.learner, found.trials
-    return found.config
+        search = Search(
+            splits=dataset,
+            task=task,
+            folder=Path(folder or scratch),
+            output_dir=output_dir,
+            seed=seed,
+            most=bytes,
+            minutes=minutes,
+            learner=learner,
+            show=show,
+            goes_on=True,
+        )
+        suggestion = search.run()
+    suggestion.config.learner = suggestion.learner
+    suggestion.config.leaderboard = suggestion.trials
+    return suggestion.config
 
 
 @dataclass
@@ -167,10 +193,12 @@ class Search:
     `suggest`.
 
     Args:
-        splits: train and validation.
+        splits: train and validation, and test if there is one.
         folder: where trials are kept.
         most: bytes of the summary.
         fixed: settings of a `FarziConfig` that trials do not change.
+        goes_on: whether the search goes on where counting will win.
+        began: `time.perf_counter()` when the minutes began.
     """
 
     splits: DatasetDict
@@ -183,17 +211,40 @@ class Search:
     learner: Mapping[str, Any] | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
     show: Callable[[str], None] = to_stderr
+    goes_on: bool = False
+    began: float = field(default_factory=time.perf_counter)
     trials: list[Trial] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._check()
+        lengths = flatten_sequences(self.splits["train"])[1]
+        self.vocab_size = self.task.learner_config(self.task.learners[0], 8).vocab_size
+        self.length = self.fixed.get("sequence_length") or self._long_enough(lengths)
+        self.mean = float(min(lengths.mean(), self.length))
+        if self.most is None:
+            self.most = stored_bytes(self.splits["train"], self.vocab_size).least
+        self.most = int(self.most)
+        if self.minutes is None:
+            self.minutes = 10.0 if self.vocab_size <= 5000 else 30.0
+        if self.learner is not None:
+            self.learners = [dict(self.learner)]
+        else:
+            tried = self.task.tried_in(self.minutes * self._wider, self._fits)
+            self.learners = [dict(learner) for learner in tried]
+        self.shares = _SHARES if len(self.learners) > 1 else {**_SHARES, **_ALONE}
+        held_out = self.splits["validation"]
+        some = max(20, int(_IDS / self.mean))
+        is_large = len(held_out) > some
+        self.validation = random_sequences(held_out, some, self.seed) if is_large else held_out
+
+    def _check(self) -> None:
         for name, value in (("bytes", self.most), ("minutes", self.minutes)):
             if value is not None and not value > 0:
                 raise ValueError(
                     f"{name}={value} leaves no room: give a positive number, or leave it out"
                 )
-        if missing := {"train", "validation"} - {
-            name for name, rows in self.splits.items() if len(rows)
-        }:
+        present = {name for name, rows in self.splits.items() if len(rows)}
+        if missing := {"train", "validation"} - present:
             raise ValueError(
                 f"dataset has splits {list(self.splits)}: {', '.join(sorted(missing))} is missing,"
                 " or has no row"
@@ -203,143 +254,167 @@ class Search:
                 f"labels={self.fixed['labels']!r}: trials choose summaries that carry a teacher;"
                 " leave labels out"
             )
-        self.learners = (
-            [dict(self.learner)] if self.learner is not None else list(self.task.learners)
-        )
-        lengths = flatten_sequences(self.splits["train"])[1]
-        self.vocab_size = self.task.learner_config(self.learners[0], 8).vocab_size
-        # Of items, for nineteen users of twenty. Text is tested at all positions, so students read
-        # all but those of two ids in a thousand.
-        share, most = (
-            (0.05, 100) if self.task.ranked else (0.002 * lengths.mean(), int(lengths.max()))
-        )
-        long_enough = (
-            n
-            for n in range(10, most, 10)
-            if np.clip(lengths - n, 0, 1 if self.task.ranked else None).mean() <= share
-        )
-        self.length = self.fixed.get("sequence_length", next(long_enough, max(10, most)))
-        self.mean = float(min(lengths.mean(), self.length))
-        self.most = int(self.most or stored_bytes(self.splits["train"], self.vocab_size).least)
-        self.minutes = self.minutes or (10.0 if self.vocab_size <= 5000 else 30.0)
-        self.shares = _SHARES if len(self.learners) > 1 else {**_SHARES, **_ALONE}
-        some, held_out = max(20, int(_IDS / self.mean)), self.splits["validation"]
-        self.validation = (
-            random_sequences(held_out, some, self.seed) if len(held_out) > some else held_out
-        )
 
-    def run(self) -> Suggestion:
+    def _long_enough(self, lengths: np.ndarray) -> int:
+        """How many ids a row of the summary has. Of items, so many that nineteen users of twenty
+        have no more, and 100 at most. Text is tested at all positions, so students read all but
+        those of two ids in a thousand.
+        """
+        share = 0.05 if self.task.ranked else 0.002 * lengths.mean()
+        most = 100 if self.task.ranked else int(lengths.max())
+        for length in range(10, most, 10):
+            beyond = np.maximum(lengths - length, 0)
+            left_out = beyond > 0 if self.task.ranked else beyond
+            if left_out.mean() <= share:
+                return length
+        return max(10, most)
+
+    def _fits(self, learner: Mapping[str, Any]) -> bool:
+        """Whether a teacher of this architecture has room in the summary."""
+        return _SMALLEST * self._numbers(learner) / 8 <= self.most
+
+    def in_folder(self, folder: Path, output_dir: Path) -> Search:
+        """The same search, whose trials are kept there and whose choice is for that run."""
+        other = copy.copy(self)
+        other.folder = folder
+        other.output_dir = str(output_dir)
+        other.trials = []
+        return other
+
+    def run(self) -> Suggestion | CountingWins:
         """All stages. No other search writes to the folder meanwhile."""
         with exclusive(self.folder):
             return self._stages()
 
-    def _stages(self) -> Suggestion:
-        teacher = self.teacher_stage(self.learner_stage())
+    def _stages(self) -> Suggestion | CountingWins:
+        first = self.learner_stage()
+        lost = None if self.goes_on else self.counting_wins(first)
+        if lost is not None:
+            return lost
+        teacher = self.teacher_stage(first)
         packed = self.packing_stage(teacher)
         student = self.student_stage(teacher, packed)
-        learner, names = teacher.found["learner"], ("storage", "packing_penalty", "packing_steps")
+        learner = teacher.found["learner"]
+        names = ("storage", "packing_penalty", "packing_steps")
         of_packing = {name: packed.found[name] for name in names}
         chosen = {"teacher_steps": teacher.found["teacher_steps"], **of_packing, **student.found}
         config = self.config(learner, self.output_dir, **chosen)
         packed_summary = FarziData.from_pretrained(self.folder / packed.found["folder"])
         summary = packed_summary.with_inputs(config.inputs)
         summary.config.inner = config.inner_settings()
-        model = self._model(teacher)
-        return Suggestion(config, learner, self.trials, summary, (model, teacher), packed)
+        return Suggestion(
+            config=config,
+            learner=learner,
+            trials=self.trials,
+            summary=summary,
+            teacher=(self._model(teacher), teacher),
+            packed=packed,
+            due=time.perf_counter() + self.left,
+        )
+
+    # -- time --------------------------------------------------------------------------------------
+
+    @property
+    def spent(self) -> float:
+        """Seconds of all trials, of earlier starts too, and of what is between them."""
+        between = time.perf_counter() - self.began - self.kept.seconds_of_trials
+        return sum(trial.seconds for trial in self.trials) + between
+
+    @property
+    def left(self) -> float:
+        """Seconds until the verdict is due."""
+        return max(0.0, 60 * self.minutes - self.spent)
+
+    def seconds_of_stage(self, name: str) -> float:
+        """The seconds that a stage may take: its share; less if the search is late."""
+        later = list(self.shares)[list(self.shares).index(name) + 1 :]
+        of_comparison = 1 - sum(self.shares.values())
+        reserved = _AT_LEAST * (sum(self.shares[stage] for stage in later) + of_comparison)
+        return min(60 * self.minutes * self.shares[name], self.left - 60 * self.minutes * reserved)
 
     # -- what is kept ------------------------------------------------------------------------------
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """On what the trials depend: the data and what was asked for."""
-        data = {
-            name: described(rows)["fingerprint"]
-            for name, rows in self.splits.items()
-            if name != "test"
-        }
-        asked = {"bytes": self.most, "minutes": self.minutes, "learners": self.learners}
-        asked |= {
-            "seed": self.seed,
-            "fixed": {name: repr(value) for name, value in self.fixed.items()},
-        }
-        return as_written({"data": data, **asked})
+        parts = {name: rows for name, rows in self.splits.items() if name != "test"}
+        return as_written(
+            {
+                "data": {name: described(rows)["fingerprint"] for name, rows in parts.items()},
+                "bytes": self.most,
+                "minutes": self.minutes,
+                "learners": self.learners,
+                "seed": self.seed,
+                "fixed": {name: repr(value) for name, value in self.fixed.items()},
+            }
+        )
 
     @cached_property
-    def _kept(self) -> dict[str, Any]:
-        """Trials of an earlier start, by their keys."""
-        path = self.folder / KEPT
-        if not path.exists():
-            return {}
-        try:
-            found = load_record(path)
-            return numbers_of(found["trials"]) if found["settings"] == self.settings else {}
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{str(path)!r} cannot be used ({error}): choose another folder, or move this one"
-                " away"
-            ) from None
+    def kept(self) -> TrialFolder:
+        """Trials on the disk."""
+        return TrialFolder(self.folder, self.settings, self.show)
 
     def trial(self, name: str, make: Callable[[], Mapping[str, Any]], key: str = "") -> Trial:
         """The trial of that name: `make()`, or what an earlier start has kept of it under `key`, by
-        default the name. If the trial leaves a folder, the key is its name.
+        default the name. A line says what it has found.
         """
-        key = key or name
-        if key in self._kept and not self._is_whole(key):
-            del self._kept[key]
-        if key not in self._kept:
-            started, state = time.perf_counter(), self._state(key)
-            values = make()
-            seconds = max(
-                time.perf_counter() - started, seconds_of(state)
-            )  # a training may have gone on
-            folder = self.folder / key
-            files = checksums(folder) if folder.is_dir() else {}
-            self._kept[key] = as_written(
-                {**values, "name": name, "seconds": round(seconds, 2), "files": files}
-            )
-            save_record(self.folder / KEPT, {"settings": self.settings, "trials": self._kept})
-            state.unlink(missing_ok=True)
-        found = Trial(**numbers_of(self._kept[key]))
-        if found in self.trials:  # two stages have asked for it
-            return found
-        self.trials.append(found)
-        left = max(0.0, self.minutes - self.spent / 60)
-        said = "; ".join(filter(None, [found.figure, found.why]))
-        self.show(f"[{self.spent / 60:4.1f} min, {left:4.1f} left] {name}: {said}")
-        return found
+        trial = self.kept.trial(name, make, key or name)
+        if trial in self.trials:  # two stages have asked for it
+            return trial
+        self.trials.append(trial)
+        said = "; ".join(part for part in (trial.figure, trial.why) if part)
+        gone = self.spent / 60
+        self.show(f"[{gone:4.1f} min, {self.left / 60:4.1f} left] {name}: {said}")
+        return trial
 
-    def _is_whole(self, key: str) -> bool:
-        """Whether the folder that a kept trial has left is as it was written. What is left of
-        another one is removed. Raises ValueError if it holds files of others.
+    # -- counting ----------------------------------------------------------------------------------
+
+    @cached_property
+    def counted(self) -> CountedRow:
+        """The best model that only counts, on the validation part. The test part is measured in the
+        same go, for the comparison.
         """
-        trial, folder = self._kept[key], self.folder / key
-        if "folder" not in trial.get("found", {}):
-            return True
-        expected = trial.get("files")  # older versions have written none
-        differ = differences(folder, expected) if expected else ""
-        if folder.is_dir() and not differ:
-            return True
-        if not folder.exists():
-            self.show(f"{folder} is gone: this trial is made again")
-            return False
-        if not expected or differ.added:
-            raise ValueError(
-                f"{str(folder)!r} is not as this search has left it ({differ}): move it away, and"
-                " this trial is made again"
-            )
-        self.show(f"{folder} is damaged ({differ}): this trial is made again")
-        shutil.rmtree(folder)
-        return False
-
-    def _state(self, key: str) -> Path:
-        """Where the training of a trial keeps its state. Other settings have another file."""
-        which = hashlib.sha256(json_text(self.settings).encode()).hexdigest()[:8]
-        return self.folder / f"{key}.{which}.safetensors"
+        rows = self.task.count(
+            self.splits["train"],
+            self.splits["validation"],
+            self.validation,
+            self.vocab_size,
+            also=[part for name, part in self.splits.items() if name == "test" and len(part)],
+        )
+        return min(rows, key=lambda row: self.task.error(row.statistics))
 
     @property
-    def spent(self) -> float:
-        """Seconds of all trials, of earlier starts too."""
-        return sum(trial.seconds for trial in self.trials)
+    def counted_figure(self) -> str:
+        """Its figure, in the words of the task."""
+        return self.task.headline(self.task.metrics(self.counted.statistics))
+
+    def counting_wins(self, teacher: Trial) -> CountingWins | None:
+        """Why the search should stop: the teacher will not be as good as counting in its share of
+        the time, by its learning curve. None where it will be, or where no curve tells.
+        """
+        counted = self.task.nats(self.counted.statistics)
+        if counted is None:
+            return None
+        slope = 0.0 if teacher.found["stopped"] else teacher.found["slope"]
+        if slope is None:
+            return None
+        own = teacher.found["seconds"]
+        times = max(1.0, 60 * self.minutes * self.shares["teacher"] / max(own, 1e-9))
+        expected = teacher.error + min(slope, 0.0) * math.log(times)
+        if expected <= counted:
+            return None
+        minutes = None
+        if slope < 0:
+            needed = own * math.exp(min((teacher.error - counted) / -slope, 50.0))
+            minutes = needed / self.shares["teacher"] / 60
+        return CountingWins(
+            method=self.counted.method,
+            figure=self.counted_figure,
+            seconds=self.counted.seconds,
+            of_teacher=f"{words_of(teacher.found['learner'])}: {teacher.figure}",
+            spent=self.spent,
+            minutes=minutes,
+        )
 
     # -- parts of a trial --------------------------------------------------------------------------
 
@@ -408,13 +483,11 @@ class Search:
             train=self.splits["train"], validation=self.validation, test=self.validation
         )
         c = Comparison.of_trainer(trainer, splits, num_students=1)
+        statistics = c.statistics(partial(learner.logits, params), self.validation)
+        figure = self.task.headline(self.task.metrics(statistics))
         rows = self.task.evaluation_rows(self.validation, self.length)
-        error = validation_loss(learner, replace(trainer.real_data, held_out=rows), len(rows))(
-            params
-        )
-        figure = self.task.headline(
-            self.task.metrics(c.statistics(partial(learner.logits, params), self.validation))
-        )
+        data = replace(trainer.real_data, held_out=rows)
+        error = validation_loss(learner, data, len(rows))(params)
         return {"error": error if math.isfinite(error) else _DIVERGED, "figure": figure}
 
     # -- stages ------------------------------------------------------------------------------------
@@ -423,13 +496,14 @@ class Search:
         """As many steps of a teacher as fit into these seconds, from a few steps that are timed."""
 
         def make() -> dict[str, Any]:
-            trainer, taken = self.trainer(learner, teacher_steps=_TIMED), []
+            trainer = self.trainer(learner, teacher_steps=_TIMED)
+            training = trainer.args.make_teacher_training()
+            data = replace(trainer.real_data, held_out=None, quiet=True)
+            taken = []
             for _ in range(2):  # the first ones warm up
-                started = time.perf_counter()
-                training = trainer.args.make_teacher_training()
-                data = replace(trainer.real_data, held_out=None, quiet=True)
+                began = time.perf_counter()
                 training.train(trainer.learner, data, self.seed)
-                taken.append((time.perf_counter() - started) / _TIMED)
+                taken.append((time.perf_counter() - began) / _TIMED)
             return {"figure": f"{1000 * min(taken):.0f} ms", "found": {"seconds": min(taken)}}
 
         each = self.trial(f"a step of the teacher, {words_of(learner)}", make).found["seconds"]
@@ -443,67 +517,46 @@ class Search:
         folder = self.folder / f"teacher-{learner['model_type']}-{which}-{steps}"
 
         def make() -> dict[str, Any]:
-            trainer, state = self.trainer(learner, teacher_steps=steps), self._state(folder.name)
+            began = time.perf_counter()
+            trainer = self.trainer(learner, teacher_steps=steps)
+            state = self.kept.state(folder.name)
             training = replace(trainer.args.make_teacher_training(), kept=state)
-            [found] = trainer.labelling.teachers(trainer.real_data, training, self.seed)
+            [teacher] = trainer.labelling.teachers(trainer.real_data, training, self.seed)
             config = self.task.learner_config(learner, self.length)
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-            model.load_state_dict(
-                found.params, strict=False
-            )  # buffers and tied heads are not among the parameters
+            # Buffers and tied heads are not among the parameters.
+            model.load_state_dict(teacher.params, strict=False)
             model.save_pretrained(folder)
-            taken = found.trained.steps
-            why = f"best after {taken:,} steps" + (
-                ", and not better later" if taken < steps else ""
-            )
-            numbers = sum(x.numel() for x in found.params.values())
-            facts = {
-                "learner": dict(learner),
-                "teacher_steps": steps,
-                "steps": taken,
-                "seconds": round(seconds_of(state), 2),
-            }
-            facts |= {"stopped": taken < 0.9 * steps, "numbers": numbers, "folder": folder.name}
-            judged = self.judged(trainer, found.learner, found.params)
+            trained = teacher.trained
+            has_stopped = trained.steps < 0.9 * steps
+            stopped = ", and not better later" if trained.steps < steps else ""
+            numbers = sum(x.numel() for x in teacher.params.values())
             return {
-                **judged,
+                **self.judged(trainer, teacher.learner, teacher.params),
                 "nbytes": int(_PACKINGS[0][2] * numbers / 8),
-                "why": why,
-                "found": facts,
+                "why": f"best after {trained.steps:,} steps{stopped}",
+                "found": {
+                    "learner": dict(learner),
+                    "teacher_steps": steps,
+                    "steps": trained.steps,
+                    "seconds": round(max(seconds_of(state), time.perf_counter() - began), 2),
+                    "stopped": has_stopped,
+                    "slope": trained.slope,
+                    "numbers": numbers,
+                    "folder": folder.name,
+                },
             }
 
         return self.trial(f"teacher, {words_of(learner)}", make, key=folder.name)
 
     def learner_stage(self) -> Trial:
-        """The teacher of the architecture that is best after as many seconds as each
-        of them has.
-        """
-        seconds, tried = 60 * self.minutes * self.shares["learners"] / len(self.learners), []
+        """The teacher of the architecture that is best after as many seconds as each of them has."""
+        seconds = self.seconds_of_stage("learners") / len(self.learners)
+        tried: list[Trial] = []
         for learner in self.learners:
-            numbers = sum(x.numel() for x in self._untrained(learner).parameters())
-            kind = [
-                trial
-                for trial in tried
-                if trial.found["learner"]["model_type"] == learner["model_type"]
-            ]
-            behind = [trial.error - min(trial.error for trial in tried) for trial in kind]
-            if kind and behind[-1] > _BEHIND and numbers > kind[-1].found["numbers"]:
-                self.show(
-                    f"{words_of(learner)} is left out: a smaller one has too few steps in this time"
-                    " already"
-                )
-                continue
-            if kind and min(behind) > _EQUAL:
-                self.show(
-                    f"{words_of(learner)} is left out: another kind of model is ahead of smaller"
-                    " ones"
-                )
-                continue
-            if tried and _SMALLEST * numbers / 8 > self.most:
-                self.show(
-                    f"{words_of(learner)} is left out: its {numbers:,} numbers exceed {self.most:,}"
-                    " bytes"
-                )
+            reason = self._left_out(learner, tried)
+            if reason is not None:
+                self.show(f"{words_of(learner)} is left out: {reason}")
                 continue
             tried.append(self.teacher(learner, seconds))
             if len(tried) == 1:
@@ -511,14 +564,32 @@ class Search:
         best = min(trial.error for trial in tried)
         # What still learns is the better for being wide; of what has learnt all there is, the
         # smallest is enough.
-        going_on = [
-            trial for trial in tried if trial.error <= best + _BEHIND and not trial.found["stopped"]
+        near = [trial for trial in tried if trial.error <= best + _BEHIND]
+        still_learning = [trial for trial in near if not trial.found["stopped"]]
+        if still_learning:
+            return still_learning[-1]
+        return next(trial for trial in tried if trial.error <= best + _EQUAL)
+
+    def _left_out(self, learner: Mapping[str, Any], tried: Sequence[Trial]) -> str | None:
+        """Why this architecture is not tried after the others; None if it is."""
+        if not tried:
+            return None
+        numbers = self._numbers(learner)
+        best = min(trial.error for trial in tried)
+        of_kind = [
+            trial
+            for trial in tried
+            if trial.found["learner"]["model_type"] == learner["model_type"]
         ]
-        return (
-            going_on[-1]
-            if going_on
-            else next(trial for trial in tried if trial.error <= best + _EQUAL)
-        )
+        if of_kind:
+            last = of_kind[-1]
+            if last.error > best + _BEHIND and numbers > last.found["numbers"]:
+                return "a smaller one has too few steps in this time already"
+            if min(trial.error for trial in of_kind) > best + _EQUAL:
+                return "another kind of model is ahead of smaller ones"
+        if not self._fits(learner):
+            return f"its {numbers:,} numbers exceed {self.most:,} bytes"
+        return None
 
     def first_answer(self, teacher: Trial) -> Trial:
         """A student of the first teacher, rounded and no more, beside what counting gives: an
@@ -526,82 +597,76 @@ class Search:
         """
 
         def make() -> dict[str, Any]:
-            model = self._model(teacher)
             settings = {"storage": "coded6", "packing_steps": 0, "inner_steps": _FIRST}
-            trainer = self.trainer(teacher.found["learner"], model, **settings)
+            trainer = self.trainer(teacher.found["learner"], self._model(teacher), **settings)
             trainer.tune_initialization()
             trainer.model.store_as("coded6")
-            counted = self.task.counted(
-                self.splits["train"], self.validation, self.validation, self.vocab_size
-            )
-            name, best = min(counted.items(), key=lambda pair: self.task.error(pair[1]))
-            by_counting = self.task.headline(self.task.metrics(best))
-            why = f"its teacher so far: {teacher.figure}; {name}: {by_counting}"
             judged = self.judged(trainer, trainer.learner, trainer.students.on_summary(0))
+            counted = f"{self.counted.method}: {self.counted_figure}"
+            why = f"its teacher so far: {teacher.figure}; {counted}"
             return {**judged, "nbytes": trainer.model.nbytes, "why": why}
 
         return self.trial(f"first answer: a student after {_FIRST} steps", make)
 
-    def teacher_stage(self, found: Trial) -> Trial:
+    def teacher_stage(self, first: Trial) -> Trial:
         """The chosen teacher after all the time that it may have, unless it has learnt all there
         is; or an earlier one that is as good.
         """
-        if found.found["stopped"]:
-            return found
-        self.teacher(found.found["learner"], 60 * self.minutes * self.shares["teacher"])
+        if first.found["stopped"]:
+            return first
+        self.teacher(first.found["learner"], self.seconds_of_stage("teacher"))
         teachers = [trial for trial in self.trials if "stopped" in trial.found]
         best = min(trial.error for trial in teachers)
         return next(trial for trial in teachers if trial.error <= best + _EQUAL)
 
     def packing_stage(self, teacher: Trial) -> Trial:
         """The teacher in the fewest bits that lose nothing beside the first that fit."""
-        learner, seconds = teacher.found["learner"], 60 * self.minutes * _SHARES["packing"]
-        steps = min(self.steps_in(learner, seconds), teacher.found["teacher_steps"])
-        until, best = self.spent + 1.5 * seconds, None  # no third one, unless none fits
+        seconds = self.seconds_of_stage("packing")
+        steps = min(
+            self.steps_in(teacher.found["learner"], seconds), teacher.found["teacher_steps"]
+        )
+        until = self.spent + 1.5 * seconds  # no third one, unless none fits
         given = self.fixed.get("storage")
-        ways = [way for way in _PACKINGS if given in (None, way[0])] or [
-            (given, _PACKINGS[0][1], 0.0)
-        ]
+        ways = [way for way in _PACKINGS if given in (None, way[0])]
+        if not ways:
+            ways = [(given, _PACKINGS[0][1], 0.0)]
+        best: Trial | None = None
         for storage, penalty, bits in ways:
-            last = storage == ways[-1][0]
-            if bits * teacher.found["numbers"] / 8 > _SLACK * self.most and not last:
+            is_last = storage == ways[-1][0]
+            if bits * teacher.found["numbers"] / 8 > _SLACK * self.most and not is_last:
                 continue
             if best is not None and self.spent > until:
                 break
-            found = self.packed(
-                teacher, self._asked(storage=storage, packing_penalty=penalty, packing_steps=steps)
-            )
-            if best is not None and found.error > best.error + _EQUAL:
+            settings = self._asked(storage=storage, packing_penalty=penalty, packing_steps=steps)
+            trial = self.packed(teacher, settings)
+            if best is not None and trial.error > best.error + _EQUAL:
                 break
-            if found.nbytes <= self.most or last:
-                best = found
+            if trial.nbytes <= self.most or is_last:
+                best = trial
         return best
 
     def packed(self, teacher: Trial, settings: Mapping[str, Any]) -> Trial:
         """One way to pack the teacher; the summary is kept."""
         learner = teacher.found["learner"]
-        way = "-".join(
-            str(settings[name]) for name in ("storage", "packing_penalty", "packing_steps")
-        )
+        names = ("storage", "packing_penalty", "packing_steps")
+        way = "-".join(str(settings[name]) for name in names)
         folder = self.folder / f"{teacher.found['folder']}-{way}"
 
         def make() -> dict[str, Any]:
-            model = self._model(teacher)
-            trainer = self.trainer(learner, model, **settings)
-            trainer.labelling = replace(trainer.labelling, kept=self._state(folder.name))
+            trainer = self.trainer(learner, self._model(teacher), **settings)
+            trainer.labelling = replace(trainer.labelling, kept=self.kept.state(folder.name))
             trainer.tune_initialization()
             farzi = trainer.model
             farzi.store_as(settings["storage"])
             params = {name: x.detach() for name, x in farzi.teacher.named_parameters()}
             judged = self.judged(trainer, Learner(farzi.teacher), params)
             farzi.save_pretrained(folder)
-            too_large = farzi.nbytes > self.most
+            is_too_large = farzi.nbytes > self.most
             lost = f"error {judged['error'] - teacher.error:+.3f} by packing"
-            why = f"more than {self.most:,} bytes" if too_large else lost
             return {
                 **judged,
                 "nbytes": farzi.nbytes,
-                "why": why,
+                "why": f"more than {self.most:,} bytes" if is_too_large else lost,
                 "found": {**settings, "folder": folder.name},
             }
 
@@ -610,54 +675,83 @@ class Search:
 
     def student_stage(self, teacher: Trial, packed: Trial) -> Trial:
         """The settings with which a student learns most of the packed teacher: the cheapest that
-        comes close, or else the best.
+        comes close, or else the best that leaves time for the comparison.
         """
-        learner, tried = teacher.found["learner"], []
-        until = 60 * self.minutes
-        until = max(until, self.spent + _SHARES["students"] * until)
+        learner = teacher.found["learner"]
+        tried: list[Trial] = []
         for steps, rows, rate, inputs in _STUDENTS:
-            rows, rate = rows * self._wider, rate * self._wider**0.25
-            like = tried[-1] if tried else None
-            if inputs is None:
-                as_long = [
-                    trial
-                    for trial in tried
-                    if trial.found["inner_steps"] == like.found["inner_steps"]
-                ]
-                like = min(as_long, key=lambda trial: (trial.error - packed.error) * trial.seconds)
             settings = self._asked(
                 inner_steps=steps,
-                synthetic_batch_size=rows,
-                inner_learning_rate=_rate(rate, learner),
+                synthetic_batch_size=rows * self._wider,
+                inner_learning_rate=_rate(rate * self._wider**0.25, learner),
                 storage=packed.found["storage"],
-                inputs=inputs or like.found["inputs"],
+                inputs=inputs or self._better_inputs(tried, packed),
             )
             if any(trial.found == settings for trial in tried):
                 continue  # the same again
-            steps, rows, rate = (
-                settings[name]
-                for name in ("inner_steps", "synthetic_batch_size", "inner_learning_rate")
-            )
-            if (
-                len(tried) > 1
-                and self.spent + steps / like.found["inner_steps"] * like.seconds > until
-            ):
-                break  # longer in the proportion of its steps
-
-            def make(settings: Mapping[str, Any] = settings) -> dict[str, Any]:
-                farzi = FarziData.from_pretrained(self.folder / packed.found["folder"])
-                farzi = farzi.with_inputs(settings["inputs"])
-                trainer = self.trainer(learner, farzi_data=farzi, **settings)
-                judged = self.judged(trainer, trainer.learner, trainer.students.on_summary(0))
-                why = f"error {judged['error'] - packed.error:+.3f} to its teacher"
-                return {**judged, "nbytes": packed.nbytes, "why": why, "found": settings}
-
-            name = f"student, {steps} steps of {rows} {settings['inputs']} rows, rate {rate}"
-            tried.append(self.trial(name, make))
+            if tried and not self._has_time_for(settings, tried, packed):
+                break
+            tried.append(self.student(learner, packed, settings))
             if tried[-1].error <= packed.error + (_CLOSE_RANKS if self.task.ranked else _CLOSE):
                 break
         best = min(trial.error for trial in tried)
         return next(trial for trial in tried if trial.error <= best + _EQUAL)
+
+    def _better_inputs(self, tried: Sequence[Trial], packed: Trial) -> str:
+        """The inputs of those of the longest students that left less to learn, times their
+        seconds.
+        """
+        longest = [
+            trial for trial in tried if trial.found["inner_steps"] == tried[-1].found["inner_steps"]
+        ]
+        best = min(longest, key=lambda trial: (trial.error - packed.error) * trial.seconds)
+        return best.found["inputs"]
+
+    def _has_time_for(
+        self, settings: Mapping[str, Any], tried: Sequence[Trial], packed: Trial
+    ) -> bool:
+        """Whether a student of these settings can be tried, and trained again in the comparison.
+        Its time is that of the last one in the proportion of its steps, and that of writing rows,
+        if the last one has not written any.
+        """
+        last = tried[-1]
+        seconds = settings["inner_steps"] / last.found["inner_steps"] * last.seconds
+        if settings["inputs"] != last.found["inputs"]:
+            rows = settings["inner_steps"] * settings["synthetic_batch_size"]
+            seconds += rows * self.seconds_of_row(packed, settings["inputs"])
+        return (1 + _AGAIN) * seconds <= self.left
+
+    def seconds_of_row(self, packed: Trial, inputs: str) -> float:
+        """Seconds that it takes to make a row of these inputs."""
+
+        def make() -> dict[str, Any]:
+            farzi = FarziData.from_pretrained(self.folder / packed.found["folder"])
+            source = farzi.with_inputs(inputs).endless(self.seed)
+            began = time.perf_counter()
+            made = source.block(0)
+            each = (time.perf_counter() - began) / len(made)
+            return {"figure": f"{1000 * each:.1f} ms", "found": {"seconds": each}}
+
+        key = f"a row of {inputs} inputs, {packed.found['folder']}"
+        return self.trial(f"a row of {inputs} inputs", make, key).found["seconds"]
+
+    def student(
+        self, learner: Mapping[str, Any], packed: Trial, settings: Mapping[str, Any]
+    ) -> Trial:
+        """One student of the packed teacher."""
+
+        def make() -> dict[str, Any]:
+            farzi = FarziData.from_pretrained(self.folder / packed.found["folder"])
+            farzi = farzi.with_inputs(settings["inputs"])
+            trainer = self.trainer(learner, farzi_data=farzi, **settings)
+            judged = self.judged(trainer, trainer.learner, trainer.students.on_summary(0))
+            why = f"error {judged['error'] - packed.error:+.3f} to its teacher"
+            return {**judged, "nbytes": packed.nbytes, "why": why, "found": dict(settings)}
+
+        steps = settings["inner_steps"]
+        rows = f"{settings['synthetic_batch_size']} {settings['inputs']} rows"
+        rate = settings["inner_learning_rate"]
+        return self.trial(f"student, {steps} steps of {rows}, rate {rate}", make)
 
     def _model(self, teacher: Trial) -> PreTrainedModel:
         """The teacher of that trial."""
@@ -665,11 +759,12 @@ class Search:
             self.folder / teacher.found["folder"], trust_remote_code=False
         )
 
-    def _untrained(self, learner: Mapping[str, Any]) -> PreTrainedModel:
-        """A model without numbers, to count them."""
-        with torch.device("meta"):
-            config = self.task.learner_config(learner, self.length)
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    def _numbers(self, learner: Mapping[str, Any]) -> int:
+        """How many parameters a model of this architecture has."""
+        config = self.task.learner_config(learner, self.length)
+        with torch.device("meta"):  # it is made without numbers
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        return sum(x.numel() for x in model.parameters())
 
 
 def _rate(rate: float, learner: Mapping[str, Any]) -> float:

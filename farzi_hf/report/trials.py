@@ -1,5 +1,6 @@
 """What a search has tried, and what it has chosen."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,7 @@ from transformers import PreTrainedModel
 
 from farzi_hf.distillation import FarziConfig
 from farzi_hf.report.comparison import Comparison, Measured
+from farzi_hf.report.full_data import LONG
 from farzi_hf.report.rows import prediction_of
 from farzi_hf.report.tables import markdown
 from farzi_hf.summary import FarziData
@@ -66,6 +68,7 @@ class Suggestion:
         summary: the packed teacher with these settings, ready for students.
         teacher: the teacher before it was packed, and the trial that trained it.
         packed: the trial that packed it.
+        due: `time.perf_counter()` when the verdict is due.
     """
 
     config: FarziConfig
@@ -74,6 +77,7 @@ class Suggestion:
     summary: FarziData
     teacher: tuple[PreTrainedModel, Trial]
     packed: Trial
+    due: float
 
     @property
     def seconds(self) -> float:
@@ -85,9 +89,16 @@ class Suggestion:
         long as helps.
         """
         model, trial = self.teacher
-        found = c.statistics(prediction_of(model.to(c.device).eval()), c.splits["test"])
-        taken = trial.found["steps"], trial.found["seconds"]
-        return Measured("full data, long", [found], c.nbytes(c.splits["train"]), *taken)
+        statistics = c.statistics(prediction_of(model.to(c.device).eval()), c.splits["test"])
+        return Measured(
+            LONG,
+            [statistics],
+            c.nbytes(c.splits["train"]),
+            steps=trial.found["steps"],
+            seconds=trial.found["seconds"],
+            way="the best trial of a teacher",
+            still_learning=not trial.found["stopped"],
+        )
 
     def reasons(self) -> list[str]:
         """Each choice with its reason, a line each."""
@@ -116,6 +127,50 @@ class Suggestion:
                 " items at most; of text, 998 ids of 1,000"
             ),
         ]
+
+
+@dataclass(frozen=True)
+class CountingWins:
+    """What a search says where a model that only counts will be better than its students.
+
+    Attributes:
+        method, figure: the counted model, and what it has on the validation part.
+        seconds: that counting took.
+        of_teacher: the best network of the search, and what it has.
+        spent: seconds of the search.
+        minutes: for which the learning curve of that network asks; None if it learns no more.
+    """
+
+    method: str
+    figure: str
+    seconds: float
+    of_teacher: str
+    spent: float
+    minutes: float | None
+
+    def __str__(self) -> str:
+        if self.minutes is None:
+            asks = "It learns no more, so longer trials would not help."
+        elif self.minutes > _LONG:
+            asks = "By its learning curve, it would need more than a day."
+        else:
+            asks = f"By its learning curve, --minutes {_up(self.minutes)} would be enough."
+        return (
+            f"Counting wins: {self.method} has {self.figure} on the validation part after"
+            f" {self.seconds:.0f} s. The best network after {self.spent / 60:.1f} minutes,"
+            f" {self.of_teacher}. {asks}\n"
+            "Take the counted model: farzi count DATA --output_dir OUT. To go on all the same:"
+            " --go_on."
+        )
+
+
+_LONG = 24 * 60
+"""Minutes of a day."""
+
+
+def _up(minutes: float) -> int:
+    """A round number of minutes that is not less."""
+    return math.ceil(minutes / 5) * 5
 
 
 def width_of(learner: Mapping[str, Any]) -> int:

@@ -5,7 +5,8 @@ alternative?
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from datasets import Dataset, DatasetDict
 
 from farzi_hf.distillation import FarziTrainer
 from farzi_hf.report.comparison import Comparison, Measured, with_ids
+from farzi_hf.report.full_data import FULL, LONG, SAME_SECONDS, FullData
 from farzi_hf.report.rendering import distillation_seconds
 from farzi_hf.report.rows import BASELINES, on_summary, teacher
 from farzi_hf.tasks import Row, Task
@@ -25,7 +27,121 @@ FASTER = 3.0
 """How many times as fast a student has to be, where a summary is larger than its data."""
 CLEAR = 1.25
 """How many times as fast or as small a summary has to be for that to be a reason."""
-FULL, LONG = "full data", "full data, long"
+AS_FAST = 1.1
+"""How many times the seconds of a student a training on all data may take, and still be an
+alternative to it.
+"""
+_WORDS_OF_FULL_DATA = {
+    LONG: "all data for as long as helps",
+    SAME_SECONDS: "all data for as many seconds",
+    FULL: "all data for as many steps",
+}
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """What a user could do in the place of training on the summary, in as many seconds or fewer.
+
+    Attributes:
+        ours, row: the row of the summary's students, and that of the alternative.
+        share, edges: our quality divided by that of the alternative, and its interval.
+        name: the alternative, as the subject of a sentence.
+        advice: how a user takes it.
+    """
+
+    ours: Measured
+    row: Measured
+    share: float
+    edges: tuple[float, float]
+    name: str
+    advice: str
+
+    @property
+    def is_beaten(self) -> bool:
+        """Whether the student is better beyond the interval, or not worse with clearly fewer bytes
+        to keep.
+        """
+        is_smaller = self.row.nbytes >= CLEAR * self.ours.nbytes
+        return self.edges[0] > 1 or (is_smaller and self.share >= 1)
+
+    def reason(self, c: Comparison) -> str:
+        """Why the student is not worth it."""
+        seconds = self.row.seconds
+        took = "needs no training" if seconds is None else f"takes {_seconds(seconds)}"
+        figure = c.task.headline(c.row(self.row))
+        how_good = "is better"
+        if 0 < self.share < 1:
+            how_good = f"is {100 / self.share - 100:.0f} % better"
+        elif self.share >= 1:
+            how_good = "is as good within the interval"
+        return f"{self.name} {how_good} ({figure}) and {took}"
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """All alternatives of one comparison.
+
+    Attributes:
+        counted: the best model that only counts; None if none was measured.
+        trained: trainings on all data that take no longer than a student of the summary.
+    """
+
+    counted: Alternative | None
+    trained: tuple[Alternative, ...]
+
+    @classmethod
+    def of(cls, task: Task, measured: Sequence[Measured]) -> Alternatives:
+        """Those among the rows, of which ours is the first. A quotient is taken on each test
+        sequence, paired.
+        """
+        ours = measured[0]
+
+        def beside(row: Measured, name: str, advice: str) -> Alternative:
+            share, edges = task.ratio([ours.students], [row.students])
+            return Alternative(ours, row, share, edges, name, advice)
+
+        counted_rows = [row for row in measured if row.steps is None and row.method != "teacher"]
+        best = min(counted_rows, key=lambda row: task.error(row.students[0]), default=None)
+        counted = None
+        if best is not None:
+            counted = beside(best, f"the counted model '{best.method}'", "farzi count DATA")
+        trained = [
+            beside(row, f"training on {_WORDS_OF_FULL_DATA[row.method]}", "train on the data")
+            for row in measured
+            if row.method in _WORDS_OF_FULL_DATA and row.seconds <= AS_FAST * ours.seconds
+        ]
+        return cls(counted, tuple(trained))
+
+    @property
+    def all(self) -> tuple[Alternative, ...]:
+        """The counted model first."""
+        return self.trained if self.counted is None else (self.counted, *self.trained)
+
+    @property
+    def better(self) -> list[Alternative]:
+        """Those that the student does not beat."""
+        return [alternative for alternative in self.all if not alternative.is_beaten]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The figures, by name."""
+        facts: dict[str, Any] = {}
+        if (counted := self.counted) is not None:
+            facts |= {
+                "counted": counted.row.method,
+                "counted_share": counted.share,
+                "counted_share_interval": list(counted.edges),
+                "counted_seconds": counted.row.seconds,
+            }
+        of_same_seconds = [
+            alternative for alternative in self.trained if alternative.row.method == SAME_SECONDS
+        ]
+        for alternative in of_same_seconds:
+            facts |= {
+                "same_seconds_share": alternative.share,
+                "same_seconds_share_interval": list(alternative.edges),
+            }
+        return facts
 
 
 @dataclass(frozen=True)
@@ -40,7 +156,8 @@ class Verdict:
             `bytes`, `data_bytes`, `student_seconds`, `full_data_seconds`, `distillation_seconds`,
             and `break_even`, the number of trainings from which on a summary saves time (None:
             never). Of the best model that only counts, `counted`, its name: our share of its
-            quality, `counted_share` with `counted_share_interval`, and `counted_seconds`.
+            quality, `counted_share` with `counted_share_interval`, and `counted_seconds`. Of all
+            data in as many seconds, `same_seconds_share` with its interval.
     """
 
     worth: bool
@@ -62,17 +179,10 @@ class Verdict:
                 others.
             making: seconds that it took to make the summary; None where nobody knows.
         """
-        task, ours, rows = c.task, measured[0], {part.method: part for part in measured}
-        of_full_data = [rows[name] for name in (LONG, FULL) if name in rows]
-        full = min(
-            of_full_data, key=lambda part: task.error(part.students[0])
-        )  # the better of them
-        share, edges = task.ratio([ours.students], [full.students])
-        of_counts = [part for part in measured if part.steps is None and part.method != "teacher"]
-        counted = min(of_counts, key=lambda part: task.error(part.students[0]), default=None)
-        beside_counting = None if counted is None else Counting.beside(task, ours, counted)
-        saved = full.seconds - ours.seconds
-        even = math.ceil(making / saved) if making is not None and saved > 0 else None
+        ours = measured[0]
+        full = _best_of_full_data(c.task, measured)
+        share, edges = c.task.ratio([ours.students], [full.students])
+        alternatives = Alternatives.of(c.task, measured)
         facts = {
             "share": share,
             "share_interval": list(edges),
@@ -81,152 +191,136 @@ class Verdict:
             "student_seconds": ours.seconds,
             "full_data_seconds": full.seconds,
             "distillation_seconds": making,
-            "break_even": even,
-            **({} if beside_counting is None else beside_counting.facts),
+            "break_even": _break_even(making, full.seconds - ours.seconds),
+            **alternatives.facts,
         }
-        faster, smaller = full.seconds / max(ours.seconds, 0.01), full.nbytes / ours.nbytes
-        against = []
-        if not POOR <= share < math.inf:  # a NaN too; infinite where full data have no hit
-            none = (
-                share == math.inf
-                and "full data get nothing right on the test part, which is too small"
-            )
-            against.append(
-                none or f"its student has {100 * share:.0f} % of the quality of full data"
-            )
-        if beside_counting is not None and not beside_counting.is_beaten:
-            against.append(beside_counting.reason(c))
-        if smaller <= 1 and faster < FASTER:
-            against.append(
-                f"it is {1 / smaller:,.1f} times as large as the data, and training on it saves"
-                " little"
-            )
-        gains = []
-        if faster >= CLEAR:
-            gains.append(
-                f"trainings that take {_seconds(ours.seconds)} in place of {_seconds(full.seconds)}"
-            )
-        if smaller >= CLEAR:
-            gains.append(f"a file of {_size(ours.nbytes)} in place of {_size(full.nbytes)}")
+        against = [
+            *_faults(ours, full, share),
+            *(alternative.reason(c) for alternative in alternatives.better),
+        ]
+        gains = _gains(ours, full)
         if not against and not gains:
             against = ["training on all data takes hardly longer and needs hardly more bytes"]
         words = "the quality" if share >= GOOD else f"{100 * share:.0f} % of the quality"
         answer = f"Worth it for {' and '.join(gains)}, with {words} of full data."
         if against:
             answer = f"Not worth it, because {'; and '.join(against)}."
-        return cls(not against, answer, tuple(_lines(c, measured, full, counted, facts)), facts)
+        lines = _lines(c, measured, full, alternatives, facts)
+        return cls(not against, answer, tuple(lines), facts)
+
+
+def _best_of_full_data(task: Task, measured: Sequence[Measured]) -> Measured:
+    """The best row of students on all data."""
+    rows = [row for row in measured if row.method in _WORDS_OF_FULL_DATA]
+    return min(rows, key=lambda row: task.error(row.students[0]))
+
+
+def _break_even(making: float | None, saved: float) -> int | None:
+    """The training from which on a summary has saved the seconds that it took; None: never."""
+    return math.ceil(making / saved) if making is not None and saved > 0 else None
+
+
+def _faults(ours: Measured, full: Measured, share: float) -> list[str]:
+    """What speaks against a summary beside full data."""
+    faults = []
+    if share == math.inf:
+        faults.append("full data get nothing right on the test part, which is too small")
+    elif not share >= POOR:  # a NaN too
+        faults.append(f"its student has {100 * share:.0f} % of the quality of full data")
+    times_as_small = full.nbytes / ours.nbytes
+    times_as_fast = full.seconds / max(ours.seconds, 0.01)
+    if times_as_small <= 1 and times_as_fast < FASTER:
+        faults.append(
+            f"it is {1 / times_as_small:,.1f} times as large as the data, and training on it saves"
+            " little"
+        )
+    return faults
+
+
+def _gains(ours: Measured, full: Measured) -> list[str]:
+    """What a summary saves."""
+    gains = []
+    if full.seconds >= CLEAR * max(ours.seconds, 0.01):
+        gains.append(
+            f"trainings that take {_seconds(ours.seconds)} in place of {_seconds(full.seconds)}"
+        )
+    if full.nbytes >= CLEAR * ours.nbytes:
+        gains.append(f"a file of {_size(ours.nbytes)} in place of {_size(full.nbytes)}")
+    return gains
 
 
 def _lines(
     c: Comparison,
     measured: Sequence[Measured],
     full: Measured,
-    counted: Measured | None,
-    facts: dict,
+    alternatives: Alternatives,
+    facts: Mapping[str, Any],
 ) -> list[str]:
-    ours, rows = measured[0], {part.method: part for part in measured}
+    """The figures, a sentence each."""
+    ours = measured[0]
+    rows = {row.method: row for row in measured}
 
-    def figure(part: Measured) -> str:
-        return c.task.headline(c.row(part))
+    def figure(row: Measured) -> str:
+        return c.task.headline(c.row(row))
 
-    low, high = (100 * edge for edge in facts["share_interval"])
-    words = {LONG: "all data for as long as helps", FULL: "all data for as many steps"}
-    others = "; ".join(f"{words[name]}: {figure(rows[name])}" for name in words if name in rows)
-    of_which = " of the better one" if {FULL, LONG} <= set(rows) else ""
+    def of_full_data(row: Measured) -> str:
+        learns = ", still learning" if row.still_learning else ""
+        return f"{_WORDS_OF_FULL_DATA[row.method]}{learns}: {figure(row)}"
+
+    of_all_data = [rows[name] for name in _WORDS_OF_FULL_DATA if name in rows]
+    of_which = " of the best one" if len(of_all_data) > 1 else ""
     lines = [
-        (
-            f"quality: {figure(ours)} on the test part; {others}. "
-            f"That is {100 * facts['share']:.0f} %{of_which} (95 % interval {low:.0f}–{high:.0f} %)"
-        ),
+        f"quality: {figure(ours)} on the test part;"
+        f" {'; '.join(map(of_full_data, of_all_data))}. That is"
+        f" {_percent(facts['share'], facts['share_interval'], of_which)}",
         f"time: {_seconds(ours.seconds)} a training, {_seconds(full.seconds)} on all data",
         f"size: {_size(ours.nbytes)}, the data {_size(full.nbytes)}",
     ]
     if facts["distillation_seconds"] is not None:
         even = facts["break_even"]
         pays = (
-            f"pays from training {even:,} on"
+            f"breaks even after {even:,} {_trainings(even)}"
             if even is not None
-            else "never pays by the time of trainings alone"
+            else "never breaks even by the time of trainings alone"
         )
         lines.append(f"making it took {_seconds(facts['distillation_seconds'])}, which {pays}")
-    if counted is not None:
-        took = "" if counted.seconds is None else f" after {_seconds(counted.seconds)} of counting"
-        low, high = (100 * edge for edge in facts["counted_share_interval"])
+    if (counted := alternatives.counted) is not None:
+        seconds = counted.row.seconds
+        took = "" if seconds is None else f" after {_seconds(seconds)} of counting"
         lines.append(
-            f"the strongest model that only counts, {counted.method}: {figure(counted)}{took}. Our"
-            f" student has {100 * facts['counted_share']:.0f} % of its quality (95 % interval"
-            f" {low:.0f}–{high:.0f} %)"
+            f"the strongest model that only counts, {counted.row.method}:"
+            f" {figure(counted.row)}{took}. Our student has"
+            f" {_percent(counted.share, counted.edges, ' of its quality')}"
         )
+    better = [each for each in alternatives.better if each.share < 1]
+    if better:
+        strongest = min(better, key=lambda alternative: alternative.share)
+        lines.append(f"what to do instead: {strongest.advice} ({figure(strongest.row)})")
     if (carried := rows.get("teacher")) is not None and c.farzi.carried is not None:
-        advice = "Who wants one such model and no training takes it: farzi export --teacher"
+        advice = "If you need just one such model, export it: farzi export --teacher"
         lines.append(f"the teacher that it carries: {figure(carried)}. {advice}")
     return lines
 
 
+def _percent(share: float, edges: Sequence[float], of: str) -> str:
+    low, high = (100 * edge for edge in edges)
+    return f"{100 * share:.0f} %{of} (95 % interval {low:.0f}–{high:.0f} %)"
+
+
 def _seconds(seconds: float) -> str:
-    return (
-        f"{seconds:.1f} s"
-        if seconds < 10
-        else f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.1f} min"
-    )
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+def _trainings(number: int) -> str:
+    return "training" if number == 1 else "trainings"
 
 
 def _size(nbytes: int) -> str:
     if nbytes < 10_000:
         return f"{nbytes:,} bytes"
     return f"{nbytes / 1000:,.1f} kB" if nbytes < 10**6 else f"{nbytes / 10**6:,.2f} MB"
-
-
-@dataclass(frozen=True)
-class Counting:
-    """A student beside the best model that only counts.
-
-    Attributes:
-        ours, counted: their rows.
-        share, edges: our quality divided by that of counting, and its interval.
-    """
-
-    ours: Measured
-    counted: Measured
-    share: float
-    edges: tuple[float, float]
-
-    @classmethod
-    def beside(cls, task: Task, ours: Measured, counted: Measured) -> Counting:
-        """The quotient on each test sequence, paired."""
-        return cls(ours, counted, *task.ratio([ours.students], [counted.students]))
-
-    @property
-    def is_beaten(self) -> bool:
-        """Whether the student is better beyond the interval, or not worse with clearly fewer bytes
-        to keep.
-        """
-        is_smaller = self.counted.nbytes >= CLEAR * self.ours.nbytes
-        return self.edges[0] > 1 or (is_smaller and self.share >= 1)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The figures, by name."""
-        return {
-            "counted": self.counted.method,
-            "counted_share": self.share,
-            "counted_share_interval": list(self.edges),
-            "counted_seconds": self.counted.seconds,
-        }
-
-    def reason(self, c: Comparison) -> str:
-        """Why the student is not worth it."""
-        seconds = self.counted.seconds
-        took = "needs no training" if seconds is None else f"takes {_seconds(seconds)}"
-        figure = c.task.headline(c.row(self.counted))
-        how_good = "is better"
-        if 0 < self.share < 1:
-            how_good = f"is {100 / self.share - 100:.0f} % better"
-        elif self.share >= 1:
-            how_good = "is as good within the interval"
-        return f"the counted model '{self.counted.method}' {how_good} ({figure}) and {took}"
 
 
 @dataclass(frozen=True)
@@ -244,19 +338,31 @@ class Compared:
 
 
 def first_rows(
-    c: Comparison, ours: Measured | str = "Farzi", long: Measured | None = None
+    c: Comparison,
+    ours: Measured | str = "Farzi",
+    long: Measured | None = None,
+    due: float = math.inf,
 ) -> list[Measured]:
-    """What a verdict needs and no more: a student on the summary, one on all data with as many
-    steps, one for as long as helps, count models, and the carried teacher.
+    """What a verdict needs and no more: a student on the summary, one on all data for as many
+    seconds, one for as long as helps, count models, and the carried teacher.
 
     Args:
         ours: the first row, or its name, if its student is to be trained.
         long: the row "full data, long", where it is known.
+        due: `time.perf_counter()` when the rows should be there. Trials of all data for which the
+            time does not suffice are left out.
     """
     one = replace(c, num_students=1)
     first = on_summary(one, ours) if isinstance(ours, str) else ours
-    measured = [first, BASELINES["full"](one), long or BASELINES["full_long"](one), *one.counted()]
-    return [*measured, *filter(None, [teacher(one) if c.farzi.carried is not None else None])]
+    full_data = FullData(one)
+    measured = [
+        first,
+        full_data.same_seconds(first.seconds, due - time.perf_counter()),
+        full_data.long(first.seconds) if long is None else long,
+        *one.counted(),
+    ]
+    carried = None if c.farzi.carried is None else teacher(one)
+    return measured if carried is None else [*measured, carried]
 
 
 def compare(
@@ -287,6 +393,9 @@ def compare(
     given = {"train": train, "validation": test if validation is None else validation, "test": test}
     splits = DatasetDict({name: with_ids(trainer.task, rows) for name, rows in given.items()})
     c = Comparison.of_trainer(trainer, splits)
-    measured = [*first_rows(c), *filter(None, (BASELINES[name](c) for name in baselines))]
+    measured = first_rows(c)
+    more = [BASELINES[name](c, measured[0]) for name in baselines]
+    measured.extend(row for row in more if row is not None)
+    rows = [c.row(row) for row in measured]
     seconds = distillation_seconds(trainer.state.log_history)
-    return Compared(measured, [c.row(part) for part in measured], Verdict.of(c, measured, seconds))
+    return Compared(measured, rows, Verdict.of(c, measured, seconds))

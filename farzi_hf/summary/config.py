@@ -20,6 +20,7 @@ from farzi_hf.data.seeds import check_seed
 from farzi_hf.summary.forms import INPUTS, LABELS, parts_of
 from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.summary.store.untrusted import plain_learner
+from farzi_hf.summary.student_starts import start_of
 
 
 class FarziDataConfig(PreTrainedConfig):
@@ -54,7 +55,7 @@ class FarziDataConfig(PreTrainedConfig):
 
     Raises:
         ValueError: a size is too small or too large, τ or latent_std is not a positive finite
-            number, JSON cannot store `inner`, or the origin or the hash is no text.
+            number, JSON cannot store `inner`, students cannot begin as it says, or the origin or the hash is no text.
     """
 
     model_type = "farzi_data"
@@ -89,6 +90,7 @@ class FarziDataConfig(PreTrainedConfig):
         self.inner = _as_json("inner", inner)
         self.inputs = check_choice("inputs", inputs, INPUTS)
         self.labels = check_choice("labels", labels, LABELS)
+        start_of(self.inner, LABELS[labels].carries_teacher)
         _check_fit(inputs, labels)
         self.teacher = _as_json("teacher", teacher)
         self.seed = check_seed(seed)

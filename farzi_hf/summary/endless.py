@@ -8,6 +8,8 @@ a time, because a generator for each row would take longer than the row.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import cached_property
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -123,9 +125,17 @@ class WrittenRows(EndlessRows):
         if values_are_free(weight):
             return 1
         keeps_past = getattr(self._teacher, "needs_mask", True)
-        positions = 1 if keeps_past else self.length  # whose logits a step computes
+        positions = 1 if keeps_past or self._of_last else self.length  # whose logits it computes
         logits = _BLOCK * len(self.frequencies) * positions
         return max(1, min(_AT_ONCE, portions(weight).block // logits))
+
+    @cached_property
+    def _of_last(self) -> dict[str, int]:
+        """The argument with which the teacher computes the logits of the last position alone, where
+        it takes one: of a large catalogue, the logits of all positions are nearly all of the work.
+        """
+        arguments = signature(self._teacher.forward).parameters
+        return {"logits_to_keep": 1} if "logits_to_keep" in arguments else {}
 
     def block(self, number: int) -> Tensor:
         return self._written(range(number, number + self.at_once), _BLOCK, self.length)
@@ -160,7 +170,9 @@ class WrittenRows(EndlessRows):
         while ids.shape[1] < length:
             read = ids[:, -1:] if past else ids
             mask = torch.ones_like(ids)
-            output = model(input_ids=read, attention_mask=mask, use_cache=True, **past)
+            output = model(
+                input_ids=read, attention_mask=mask, use_cache=True, **past, **self._of_last
+            )
             # Its name before transformers 5.24 is past_key_values.
             name = "cache" if hasattr(output, "cache") else "past_key_values"
             kept = getattr(output, name, None)

@@ -30,14 +30,13 @@ from farzi_hf.common.text import publishable, terminal_text
 from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.endless import DrawnRows, EndlessRows, RowsDataset
-from farzi_hf.summary.forms import forms_of
+from farzi_hf.summary.forms import TokenInputs, forms_of
 from farzi_hf.summary.from_teacher import labelled, materialized, summary_of_teacher
 from farzi_hf.summary.inner_settings import inner_optimizer, training_arguments
-from farzi_hf.summary.origins import Origin
+from farzi_hf.summary.origins import REAL, Origin
 from farzi_hf.summary.reading import Decoded, check_numbers, hard_rows
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.soft_training import SoftTokenCollator
-from farzi_hf.summary.start import start as start_of_student
 from farzi_hf.summary.store.budget import Budget, OverBudgetError
 from farzi_hf.summary.store.card import OF_THE_DATA
 from farzi_hf.summary.store.contents import Contents
@@ -46,6 +45,7 @@ from farzi_hf.summary.store.hub import fetch_artefact, upload_artefact
 from farzi_hf.summary.store.tensor_file import STORAGES, fingerprint, load_tensors
 from farzi_hf.summary.store.untrusted import load_vocabulary
 from farzi_hf.summary.store.writing import Results, load_results, read_plots, write_artefact
+from farzi_hf.summary.student_starts import STUDENT_STARTS, StudentStart, start_of
 from farzi_hf.summary.teacher import CarriedTeacher
 
 logger = logging.getLogger(__name__)
@@ -467,6 +467,28 @@ class FarziData(nn.Module):
         summary._saved = self._saved
         return summary
 
+    def with_rows(self, ids: Tensor) -> FarziData:
+        """The same summary with these rows of ids (n, L) for inputs, in the place of those that it
+        makes. It shares the tensors of the labels.
+
+        Raises:
+            ValueError: it has no carried teacher, or ids are outside the vocabulary.
+        """
+        if not self.forms.labels.carries_teacher:
+            raise ValueError(
+                f"labels={self.config.labels!r}: rows are fixed; with_rows() is for"
+                " labels='teacher'"
+            )
+        config = copy.copy(self.config)
+        config.inputs = TokenInputs.name
+        config.num_sequences, config.sequence_length = ids.shape
+        config.origin = REAL.name  # nobody knows who wrote them
+        device = self.teacher.device
+        tensors = {**self.tensors, "input_ids": ids.int().to(device)}
+        summary = type(self)(config, self.processing_class, tensors)
+        summary.forms.inputs.check_numbers(summary.tensors, "give ids of its vocabulary")
+        return summary
+
     def start(self, model: PreTrainedModel, seed: int = 0) -> list[str]:
         """Sets what the carried teacher knows of the vocabulary into a new model of any kind and
         width, in place: input embedding, head, learnt positions. See `farzi_hf.summary.start`.
@@ -487,7 +509,14 @@ class FarziData(nn.Module):
                 f"labels={self.config.labels!r}: no teacher is carried; start() is for"
                 " labels='teacher'"
             )
-        return start_of_student(self.teacher, model)
+        return STUDENT_STARTS["teacher"].set_into(model, self.teacher)
+
+    @property
+    def student_start(self) -> StudentStart:
+        """How students begin, as `config.inner` says. Call `start` for a new model where this is
+        not random.
+        """
+        return start_of(self.config.inner, self.forms.labels.carries_teacher)
 
     # -- files -------------------------------------------------------------------------------------
 

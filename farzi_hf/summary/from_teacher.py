@@ -4,7 +4,7 @@ fixed rows. `FarziData.from_teacher` and `FarziData.materialize` call this.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -106,7 +106,7 @@ def labelled(farzi: FarziData, ids: Tensor, label_dim: int | None = None) -> Far
     fixed = FarziDataConfig(
         *ids.shape,
         vocab_size=config.vocab_size,
-        inner=config.inner,
+        inner=_of_rows(config.inner),
         inputs=TokenInputs.name,
         labels=OwnLabels.name,
         label_dim=len(decoder),
@@ -119,6 +119,13 @@ def labelled(farzi: FarziData, ids: Tensor, label_dim: int | None = None) -> Far
         "label_decoder": decoder,
     }
     return type(farzi)(fixed, farzi.processing_class, tensors)
+
+
+def _of_rows(inner: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The settings of students without what only a summary with a teacher has."""
+    if inner is None:
+        return None
+    return {name: x for name, x in inner.items() if name not in TeacherLabels.of_students}
 
 
 def _first_rows(farzi: FarziData, num_sequences: int, length: int) -> Tensor:

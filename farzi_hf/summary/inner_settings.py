@@ -32,6 +32,7 @@ STUDENTS_OF_A_TEACHER: dict[str, Any] = {
     "steps": _DEFAULTS["inner_steps"],
     "lr_scheduler_type": _DEFAULTS["inner_lr_scheduler_type"],
     "synthetic_batch_size": _DEFAULTS["synthetic_batch_size"],
+    "student_start": _DEFAULTS["student_start"],
 }
 """Settings of the students of a summary that was made of a trained teacher in Python."""
 

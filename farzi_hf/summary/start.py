@@ -13,12 +13,14 @@ teacher holds both. A model of another kind reads them as its own after four cor
 
 Known as GUIDE (arXiv 2510.06502) and weight subcloning (arXiv 2312.09299), for models of one
 family; and SimKD's reused head (arXiv 2203.14001).
+
+A student of the teacher's own kind and width that has more layers begins with the teacher's, too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +34,7 @@ from farzi_hf.summary.teacher import no_padding, parameter_names, whole
 _SMALL = 1e-3  # by which a head is scaled, so that a cap of its logits does not show
 _TRIED = 4  # ids that a model reads when it is looked at
 _POSITIONS = re.compile(r"(?:^|\.)(?:wpe|embed_positions|position_embeddings?|positions)\.weight$")
+_OF_A_LAYER = re.compile(r"\.\d+\.")
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,12 @@ def start(teacher: PreTrainedModel, model: PreTrainedModel) -> list[str]:
     Raises:
         ValueError: the model has another vocabulary.
     """
-    values = start_values(teacher, model)
+    return set_values(model, start_values(teacher, model))
+
+
+@torch.no_grad()
+def set_values(model: PreTrainedModel, values: Mapping[str, Tensor]) -> list[str]:
+    """Sets the values into the parameters of these names, in place; returns the names."""
     parameters = dict(model.named_parameters())
     for name, value in values.items():
         parameters[name].copy_(value)
@@ -98,8 +106,44 @@ def start_values(teacher: PreTrainedModel, model: PreTrainedModel) -> dict[str, 
             count = min(len(table), len(positions))
             values[name] = table.detach().float().cpu().clone()
             values[name][:count] = maps.inputs(positions[:count]) / student.behind_embedding
+    values |= _layers_of_a_deeper_model(teacher, model)
+    for name, value in values.items():
+        if not torch.isfinite(value).all():
+            raise ValueError(
+                f"the carried teacher makes numbers for {name} that are not finite; begin at random"
+            )
     parameters = dict(model.named_parameters())
     return {name: value.to(parameters[name]) for name, value in values.items()}
+
+
+def _layers_of_a_deeper_model(
+    teacher: PreTrainedModel, model: PreTrainedModel
+) -> dict[str, Tensor]:
+    """The parameters of the teacher's layers for a model of its kind and width that has more of
+    them; {} for all others. The layers that only the model has follow them.
+    """
+    theirs = _parameters_of_layers(teacher)
+    ours = _parameters_of_layers(model)
+    is_of_its_kind = (
+        teacher.config.model_type == model.config.model_type
+        and theirs.keys() < ours.keys()
+        and all(ours[name].shape == x.shape for name, x in theirs.items())
+        and _heads_of(teacher) == _heads_of(model)
+    )
+    if not is_of_its_kind:
+        return {}
+    return {name: x.detach().float().cpu().clone() for name, x in theirs.items()}
+
+
+def _parameters_of_layers(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The parameters of modules that stand in a list, which have numbers for names."""
+    return {name: x for name, x in model.named_parameters() if _OF_A_LAYER.search(name)}
+
+
+def _heads_of(model: PreTrainedModel) -> dict[str, int]:
+    """The fields of a config that say how many heads there are: shapes do not tell."""
+    values = vars(model.config).items()
+    return {name: x for name, x in values if name.endswith(("heads", "n_head")) and x is not None}
 
 
 def _first_position(name: str) -> int:
@@ -354,7 +398,20 @@ def _map(table: Tensor, width: int) -> Callable[[Tensor], Tensor]:
         return lambda rows: rows
     if width > own:
         return lambda rows: nn.functional.pad(rows, (0, width - own))
-    # The singular vectors of a table (V, e) are the eigenvectors of its (e, e) square.
-    _, vectors = torch.linalg.eigh(table.double().T @ table.double())
-    leading = vectors[:, -width:].to(table.dtype)
+    leading = _leading_vectors(table, width)
     return lambda rows: rows @ leading.to(rows)
+
+
+def _leading_vectors(table: Tensor, width: int) -> Tensor:
+    """The right singular vectors of a table (n, e) with the largest values, (e, width); zeros where
+    it has fewer.
+    """
+    table = table.double()
+    if len(table) < table.shape[1]:  # a square of (e, e) may be far larger than the table
+        _, _, vectors = torch.linalg.svd(table, full_matrices=False)
+        leading = vectors[:width].T.flip(1)
+        missing = width - leading.shape[1]
+        return nn.functional.pad(leading, (missing, 0))
+    # The singular vectors of a table are the eigenvectors of its square.
+    _, vectors = torch.linalg.eigh(table.T @ table)
+    return vectors[:, -width:]

@@ -66,7 +66,7 @@ class Task(ABC):
 
     def __init__(self, processing_class: Any) -> None:
         self.processing_class = processing_class
-        self._last_counted: tuple[Any, list[CountedRow]] | None = None
+        self._counted: dict[Any, list[CountedRow]] = {}
 
     # -- data sets that a config names -------------------------------------------------------------
 
@@ -91,6 +91,18 @@ class Task(ABC):
         """The task of a data set; a function that gives train, validation and test of a seed, as
         sequences in `input_ids`; and what was read.
         """
+
+    @classmethod
+    def tried_in(
+        cls, minutes: float, fits: Callable[[Mapping[str, Any]], bool]
+    ) -> Sequence[Mapping[str, Any]]:
+        """The `learners` that a search of so many minutes tries.
+
+        Args:
+            minutes: of a CPU; a GPU does more in each.
+            fits: whether an architecture has room in the summary.
+        """
+        return cls.learners
 
     @abstractmethod
     def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:
@@ -160,22 +172,39 @@ class Task(ABC):
         """
 
     def count(
-        self, train: Dataset, validation: Dataset, test: Dataset, vocab_size: int
+        self,
+        train: Dataset,
+        validation: Dataset,
+        test: Dataset,
+        vocab_size: int,
+        also: Sequence[Dataset] = (),
     ) -> list[CountedRow]:
-        """The rows of models that only count, measured on the test sequences. The same rows once
-        more, in the same process, are not counted again.
+        """The rows of models that only count, measured on the test sequences.
+
+        What was measured once in a process is not counted again.
+
+        Args:
+            also: further test sequences that are measured now, for a later call: a counted model is
+                too large to be kept.
         """
-        parts = (train, validation, test)
-        key = (*map(sequences_fingerprint, parts), vocab_size)
-        if self._last_counted is not None and self._last_counted[0] == key:
-            return self._last_counted[1]
-        rows = []
+        of_model = (*map(sequences_fingerprint, (train, validation)), vocab_size)
+        tests = {(*of_model, sequences_fingerprint(part)): part for part in (test, *also)}
+        missing = {key: part for key, part in tests.items() if key not in self._counted}
+        if missing:
+            self._counted |= self._measured(missing, train, validation, vocab_size)
+        return self._counted[(*of_model, sequences_fingerprint(test))]
+
+    def _measured(
+        self, tests: Mapping[Any, Dataset], train: Dataset, validation: Dataset, vocab_size: int
+    ) -> dict[Any, list[CountedRow]]:
+        """The rows of each of the test sets."""
+        rows: dict[Any, list[CountedRow]] = {key: [] for key in tests}
         begin = time.perf_counter()
         for method, statistics, nbytes in self.counting(train, validation, vocab_size):
-            seconds = time.perf_counter() - begin
-            rows.append(CountedRow(method, statistics(test), round(seconds, 2), nbytes))
+            seconds = round(time.perf_counter() - begin, 2)
+            for key, test in tests.items():
+                rows[key].append(CountedRow(method, statistics(test), seconds, nbytes))
             begin = time.perf_counter()
-        self._last_counted = (key, rows)
         return rows
 
     def counted(
@@ -186,6 +215,12 @@ class Task(ABC):
         """
         rows = self.count(train, validation, test, vocab_size)
         return {row.method: row.statistics for row in rows}
+
+    @abstractmethod
+    def nats(self, statistics: np.ndarray) -> float | None:
+        """The loss that trainings minimise, of these statistics, in nats a token; None where
+        the metrics depend on ranks alone, so that no loss can be told from them.
+        """
 
     @abstractmethod
     def headline(self, row: Row) -> str:
@@ -233,6 +268,11 @@ class Task(ABC):
         low, _ = bootstrap_interval(rows, quotient_or(0.0))
         _, high = bootstrap_interval(rows, quotient_or(math.inf))
         return share, (low, high)
+
+
+def shown_name(row: Row) -> str:
+    """The first column of every table."""
+    return f"{row['method']} (still learning)" if row.get("still_learning") else row["method"]
 
 
 def count_cells(row: Row) -> dict[str, str]:

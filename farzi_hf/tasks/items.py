@@ -43,6 +43,7 @@ from farzi_hf.tasks.base import (
     Task,
     bootstrap_interval,
     count_cells,
+    shown_name,
 )
 from farzi_hf.tasks.counted_items import SequenceRules
 from farzi_hf.tasks.ranks import candidates, rank_statistics
@@ -422,6 +423,9 @@ class Recommendation(Task):
         rules = SequenceRules.fit(train, vocab_size, validation)
         yield rules.name, rules.statistics, rules.nbytes
 
+    def nats(self, statistics: np.ndarray) -> float | None:
+        return None
+
     def headline(self, row: Row) -> str:
         return ", ".join(f"{name.upper()} {100 * row[name]:.1f} %" for name in ("hr@10", "hr@100"))
 
@@ -435,7 +439,7 @@ class Recommendation(Task):
             return f"{100 * row[name]:.1f}{spread}{interval}"
 
         shown = {title: percent(name) for name, title in self.shown.items()}
-        return {"trained on": row["method"], **shown, **count_cells(row)}
+        return {"trained on": shown_name(row), **shown, **count_cells(row)}
 
     def paired(self, ours: Statistics, theirs: Statistics, metric: str) -> Paired:
         """The quotient is our mean of the metric, one of `shown`, divided by theirs, over the users

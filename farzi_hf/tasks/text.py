@@ -8,6 +8,7 @@ of a whole data set: `token_statistics` is a Trainer's ``preprocess_logits_for_m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -33,6 +34,7 @@ from farzi_hf.tasks.base import (
     Task,
     bootstrap_interval,
     count_cells,
+    shown_name,
 )
 from farzi_hf.tasks.counted_text import KneserNey
 
@@ -368,6 +370,8 @@ class LanguageModeling(Task):
         {**learner, "n_embd": 64, "n_layer": 2, "n_head": 2},
         {**learner, "n_embd": 128, "n_layer": 2, "n_head": 4},
     )
+    widest_in: ClassVar = ((3.0, 32), (20.0, 64), (math.inf, 128))
+    """Below so many minutes, the largest width that has time to learn."""
     data_settings = (
         "vocab_size",
         "max_length",
@@ -380,6 +384,19 @@ class LanguageModeling(Task):
     )
     splits_differ = False
     split_label = "the data set's own train, validation and test"
+
+    @classmethod
+    def tried_in(
+        cls, minutes: float, fits: Callable[[Mapping[str, Any]], bool]
+    ) -> Sequence[Mapping[str, Any]]:
+        """One architecture, the widest that fits and has time to learn; where there is much time,
+        the one before it too. Counting beats a network that had a few hundred steps, so few long
+        trials are better than many short ones.
+        """
+        widest = next(width for most, width in cls.widest_in if minutes < most)
+        narrow = [learner for learner in cls.learners if learner["n_embd"] <= widest]
+        fitting = [learner for learner in narrow if fits(learner)] or narrow[:1]
+        return fitting[-2:] if widest == cls.widest_in[-1][1] else fitting[-1:]
 
     @classmethod
     def load(
@@ -493,6 +510,9 @@ class LanguageModeling(Task):
         ngrams = KneserNey.fit(train, vocab_size, validation)
         yield ngrams.name, ngrams.statistics, ngrams.nbytes
 
+    def nats(self, statistics: np.ndarray) -> float | None:
+        return math.log(self.metrics(statistics)["perplexity"])
+
     def headline(self, row: Row) -> str:
         return f"perplexity {row['perplexity']:,.1f}"
 
@@ -506,7 +526,7 @@ class LanguageModeling(Task):
             return " ± ".join(number(value, values[0]) for value in values)
 
         return {
-            "trained on": row["method"],
+            "trained on": shown_name(row),
             "perplexity": spread("perplexity"),
             "95 % interval": " – ".join(number(edge, edge) for edge in row["perplexity_interval"]),
             "sentence perplexity": spread("sentence_perplexity"),

@@ -172,7 +172,7 @@ def draw(
             folder / BYTES,
             Panel(points, "bytes", metric, size, label, "xy", title=title, joined=False, top=top),
         )
-    itself = BASELINES["teacher"](c)
+    itself = BASELINES["teacher"](c, None)
     lines = {"the packed teacher itself": c.row(itself)[metric]} if itself else {}
     lines |= {f"all real data, {row['steps']:,} steps": row[metric] for row in long}
     read = Panel(

@@ -13,7 +13,7 @@ from tiny_trainer import tiny_trainer
 
 from farzi_hf import FarziConfig, FarziData
 from farzi_hf.cli.arguments import parse_arguments
-from farzi_hf.cli.distil import Run
+from farzi_hf.cli.distil import Distillation
 from farzi_hf.cli.run_folder import (
     Left,
     begin_run,
@@ -195,7 +195,7 @@ def test_the_recipe_of_a_run_finds_the_users_file_again_and_that_of_its_summary_
         "sequence_length": 4,
         "use_cpu": True,
     }
-    run = Run(RunSettings(dataset="mine.csv").load(), FarziConfig(**settings), 0)
+    run = Distillation(RunSettings(dataset="mine.csv").load(), FarziConfig(**settings), 0)
     run.begin()
     assert "data_dir" not in run.recipe
     monkeypatch.chdir("/")

@@ -391,7 +391,7 @@ def test_a_file_is_read_from_disk(own_file, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("own.csv", None, "own.csv' is no file, and no folder"),
+        ("own.csv", None, "no file, folder or pattern matches"),
         ("own.dat", b"1,2,3", "own.dat has columns .*name yours with user_column"),
         ("own.csv", b"\x80\n", "own.csv does not hold a header .*codec can't"),
         ("own.csv", b"", r"own.csv does not hold a header .*\(it is empty\)"),

@@ -38,8 +38,8 @@ from farzi_hf.data import (
 )
 from farzi_hf.data import own as module
 from farzi_hf.data.files import files_of, split_named, stream_of
-from farzi_hf.report.suggestion import KEPT
 from farzi_hf.report.tables import save_json
+from farzi_hf.report.trial_folder import KEPT
 from farzi_hf.summary.store.folder import TENSORS
 
 SENTENCES = [f"the {i} cat sat on mat number {i % 7}" for i in range(300)]
@@ -602,9 +602,9 @@ def test_what_a_path_means(tmp_path, monkeypatch):
     assert files_of("deep/*.py") == {"train": [Path("deep/x.py")]}
     assert files_of("user/name") is None
     for wrong in ("nothing.txt", "*.csv", "a/b/c", "./user/name", Path("user/name")):
-        with pytest.raises(ValueError, match="is no file, and no folder or pattern that finds one"):
+        with pytest.raises(ValueError, match="no file, folder or pattern matches"):
             files_of(wrong)
-    with pytest.raises(ValueError, match="is no file"):
+    with pytest.raises(ValueError, match="no file, folder"):
         files_of("user/name", tmp_path)
 
 

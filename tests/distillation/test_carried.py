@@ -4,6 +4,7 @@ weights, packing, resume.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -21,6 +22,7 @@ from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.engine import Checkpoint, Direct, InnerAdam, Reversible, Tape
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.store.tensor_file import STORAGES
+from farzi_hf.summary.student_starts import STUDENT_STARTS
 
 V, XI, T = 11, 5, 6
 CARRIED = {
@@ -175,6 +177,34 @@ def test_a_trainer_carries_its_packed_teacher(sequences, tokenizer, tmp_path):
     assert again.results.metrics["eval_loss"] == before
 
 
+def test_students_of_an_evaluation_begin_as_the_setting_says(sequences, tokenizer, tmp_path):
+    """By default with the teacher's tables; where there are outer steps, at random, as the learners
+    of these do.
+    """
+    losses = {}
+    for start in (None, "teacher", "random"):
+        settings = {**CARRIED, "max_steps": 0, "student_start": start, "inner_steps": 2}
+        trainer = tiny_trainer(tmp_path / str(start), sequences, tokenizer, **settings)
+        trainer.train()
+        losses[start] = trainer.evaluate()["eval_loss"]
+        student = trainer.students.on_summary(0)
+        fresh = trainer.students.first_parameters(0)
+        name = "transformer.wte.weight"
+        begins_with_tables = not torch.equal(
+            fresh[name], trainer.learner.initial_parameters(0)[name]
+        )
+        assert begins_with_tables is (start != "random")
+        trainer.save_model()
+        loaded = FarziData.from_pretrained(tmp_path / str(start))
+        assert loaded.config.inner["student_start"] == (start or "teacher")
+        again = replace(trainer.students, farzi=loaded).on_summary(0)
+        assert all(torch.equal(student[name], again[name]) for name in student)
+    assert losses[None] == losses["teacher"] < losses["random"]
+    outer = FarziConfig(str(tmp_path), **{**SETTINGS, **CARRIED})
+    assert outer.max_steps > 0
+    assert outer.student_start == outer.inner_settings()["student_start"] == "random"
+
+
 def test_outer_steps_go_on_from_a_teacher_that_was_made_in_python(sequences, tokenizer, tmp_path):
     """Of another width than the learner's; its numbers stay what coded5 can hold."""
     torch.manual_seed(0)
@@ -234,7 +264,13 @@ def test_a_summary_carries_one_teacher(sequences, tokenizer, tmp_path, monkeypat
 
 @pytest.mark.parametrize("inputs", ["drawn", "written"])
 def test_a_resumed_run_is_the_same_bit_for_bit(sequences, tokenizer, tmp_path, inputs):
-    settings = {**CARRIED, "inputs": inputs, "learner_pool": 2, "window": 1}
+    settings = {
+        **CARRIED,
+        "inputs": inputs,
+        "learner_pool": 2,
+        "window": 1,
+        "student_start": "teacher",
+    }
     whole = tiny_trainer(tmp_path / "whole", sequences, tokenizer, **settings)
     whole.train()
     broken = tiny_trainer(
@@ -250,6 +286,8 @@ def test_a_resumed_run_is_the_same_bit_for_bit(sequences, tokenizer, tmp_path, i
     resumed.train(resume_from_checkpoint=True)
     for ours, theirs in zip(tensors(resumed), tensors(whole), strict=True):
         assert torch.equal(ours, theirs)
+    assert resumed.model.student_start is STUDENT_STARTS["teacher"]
+    assert resumed.evaluate() == whole.evaluate()
     start = tiny_trainer(tmp_path / "start", sequences, tokenizer, **{**settings, "max_steps": 0})
     start.train()
     assert start.model.fingerprint() != whole.model.fingerprint()

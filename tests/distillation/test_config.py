@@ -169,13 +169,23 @@ def test_a_setting_that_no_chosen_variant_uses_is_said_to_have_no_effect(caplog)
     config(**{**SGD, "inner_betas": [0.7, 0.7]})
     config(last_start=77)
     config(labels="teacher", num_teachers=77)  # it carries one
+    config(labels="own", student_start="teacher")
     assert caplog.messages == [
         "tau=0.77 has no effect with inputs='tokens'.",
         "concentration=7.7 has no effect with initialization='random'.",
         "inner_betas=[0.7, 0.7] has no effect with inner_optimizer='sgd'.",
         "last_start=77 has no effect with trajectories=None.",
         "num_teachers=77 has no effect with labels='teacher'.",
+        "student_start='teacher' has no effect with labels='own'.",
     ]
+
+
+def test_students_begin_with_the_teacher_where_a_summary_carries_one():
+    assert config(labels="teacher").inner_settings()["student_start"] == "teacher"
+    assert config(labels="teacher", student_start="random").student_start == "random"
+    assert "student_start" not in config(labels="own").inner_settings()
+    with pytest.raises(ValueError, match="student_start='warm' is unknown; choose one of random"):
+        config(labels="teacher", student_start="warm")
 
 
 # -- recipes, YAML, command line -------------------------------------------------------------------

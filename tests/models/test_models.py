@@ -112,6 +112,15 @@ def test_no_position_sees_the_future(kind):
 
 
 @of_each_model
+def test_the_logits_of_the_last_positions_alone(kind):
+    model = tiny(kind)
+    ids = items()
+    last = model(ids, logits_to_keep=2).logits
+    assert last.shape == (3, 2, V)
+    torch.testing.assert_close(last, model(ids).logits[:, -2:])
+
+
+@of_each_model
 def test_padding_has_no_influence(kind):
     """Not on other positions, whatever stands there; not on the loss; not on a gradient."""
     model = tiny(kind)

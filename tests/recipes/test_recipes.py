@@ -148,7 +148,7 @@ def test_a_run_leaves_a_table_and_plots(finished_text):
         "Farzi [4×8]",
         "Farzi, 0 outer steps",
         "Farzi, stock Trainer",
-        "packed teacher, made-up inputs",
+        "packed teacher, made-up inputs, warm start",
         "teacher",
         "full data",
         "full data, long",
@@ -233,10 +233,11 @@ def test_rows_of_a_summary_that_carries_its_teacher(tmp_path, small_data, inputs
         "--eval_strategy",
         "no",
     )
-    started = [f"packed teacher, {words}", f"packed teacher, {words}, stock Trainer", "teacher"]
+    warm = f"packed teacher, {words}, warm start"
+    started = [warm, f"{warm}, stock Trainer", "teacher"]
     moved = [
         "Farzi [4×8]",
-        f"packed teacher, {words} (0 outer steps)",
+        f"packed teacher, {words}, random start (0 outer steps)",
         "Farzi, stock Trainer",
         "teacher",
     ]

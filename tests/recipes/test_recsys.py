@@ -26,7 +26,7 @@ def test_a_run_over_two_splits_leaves_one_table(finished_items):
         "Farzi [4×8]",
         "Farzi, 0 outer steps",
         "Farzi, stock Trainer",
-        "packed teacher, made-up inputs",
+        "packed teacher, made-up inputs, warm start",
         "teacher",
         "full data",
         "full data, long",

@@ -131,8 +131,9 @@ def test_students_of_a_packed_teacher_are_the_humble_row(started, data):
     weigh what one must keep.
     """
     trainer, c = started(*data, "--teacher_steps", "150", "--inner_steps", "7")
-    students, itself = (BASELINES[name](c) for name in ("packed_teacher", "teacher"))
-    assert (students.method, itself.method) == ("packed teacher, made-up inputs", "teacher")
+    students, itself = (BASELINES[name](c, None) for name in ("packed_teacher", "teacher"))
+    assert students.method == "packed teacher, made-up inputs, warm start"
+    assert itself.method == "teacher"
     assert (students.steps, len(students.students)) == (7, 2)
     assert (itself.steps, len(itself.students)) == (None, 1)
     farzi = c.carrier()
@@ -150,7 +151,8 @@ def test_students_of_a_packed_teacher_are_the_humble_row(started, data):
     )
     assert c.task.error(itself.students[0]) < untrained  # it has been trained
     assert all(
-        BASELINES[name](replace(c, carrier=None)) is None for name in ("packed_teacher", "teacher")
+        BASELINES[name](replace(c, carrier=None), None) is None
+        for name in ("packed_teacher", "teacher")
     )
 
 
@@ -162,11 +164,28 @@ def test_rows_of_a_summary_whose_rows_do_not_run_out(started):
     trainer.tune_initialization()
     assert (c.farzi.config.num_sequences, c.tokens_per_step) == (4, 80)
     for name in ("packed_teacher", "random", "random_early_stop", "head"):
-        assert BASELINES[name](c) is None
-    assert BASELINES["teacher"](c).nbytes == c.farzi.nbytes
+        assert BASELINES[name](c, None) is None
+    assert BASELINES["teacher"](c, None).nbytes == c.farzi.nbytes
     stored = started(*CARRIED, "--inputs", "tokens", "--synthetic_batch_size", "10")[1]
     assert stored.tokens_per_step == 32
-    assert BASELINES["random"](stored).method == "random, same sequences"
+    assert BASELINES["random"](stored, None).method == "random, same sequences"
+
+
+def test_real_rows_with_the_teachers_labels_are_a_row(started):
+    """Their bytes are those of the rows, as data are stored, and of the teacher."""
+    trainer, c = started(*CARRIED, "--synthetic_batch_size", "10")
+    trainer.tune_initialization()
+    tenth, whole = (BASELINES[name](c, None) for name in ("soft_10", "soft_100"))
+    assert tenth.method == "10 % of the rows, teacher's labels"
+    assert c.farzi.nbytes < tenth.nbytes < whole.nbytes
+    of_rows = c.nbytes(c.splits["train"])  # in another order
+    assert whole.nbytes - c.farzi.nbytes == pytest.approx(of_rows, rel=0.02)
+    assert tenth.steps == c.steps
+    hard = BASELINES["hard_10"](c, None)
+    assert hard.method == "10 % of the rows, stopped early"
+    assert hard.nbytes < c.nbytes(c.splits["train"])
+    own = started(*TEXT)[1]
+    assert BASELINES["soft_10"](own, None) is None
 
 
 def test_recommenders_are_measured_as_the_trainer_does_and_learn_from_whole_histories(started):

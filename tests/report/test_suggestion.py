@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from datasets import Dataset, DatasetDict
 from tiny_recipes import small_interactions, small_text
 
@@ -323,10 +322,8 @@ def test_wider_learners_are_of_the_better_kind(errors, tried, text, tmp_path):
     found.learners = [
         {**GPT2, "n_embd": 8 * i, "model_type": kind} for i in (1, 2, 3) for kind in ("a", "b")
     ]
-    found._untrained, found.first_answer = (
-        (lambda learner: torch.nn.Linear(learner["n_embd"], 1)),
-        lambda trial: None,
-    )
+    found._numbers = lambda learner: learner["n_embd"]
+    found.first_answer = lambda trial: None
 
     def teacher(learner, seconds):
         facts = {"learner": learner, "numbers": 0, "stopped": False}
@@ -501,19 +498,15 @@ def test_a_longer_student_is_not_tried_where_given_steps_leave_no_time(text, tmp
         Trial("teacher", found={"learner": GPT2}),
         Trial("packed", 1.0, found={"storage": "coded6"}),
     )
-    found = {"inner_steps": 400, "inputs": "drawn"}
-    monkeypatch.setattr(
-        made,
-        "trial",
-        lambda name, _: (
-            made.trials.append(Trial(name, 2.0, seconds=30.0, found=found)) or made.trials[-1]
-        ),
-    )
+    seconds = 10.0  # after two of them, 40 s are left: not enough for 1 + 3.5 more
+
+    def student(learner, packed, settings):
+        made.trials.append(Trial("student", 2.0, seconds=seconds, found=settings))
+        return made.trials[-1]
+
+    made.student = student
     made.student_stage(teacher, packed)
-    rates = [0.028, 0.042]
-    assert [t.name for t in made.trials] == [
-        f"student, 400 steps of 4 drawn rows, rate {rate}" for rate in rates
-    ]
+    assert [trial.found["inner_learning_rate"] for trial in made.trials] == [0.028, 0.042]
 
 
 def test_items_have_learners_of_their_own(tmp_path):
@@ -611,13 +604,13 @@ def test_longer_students_read_what_teaches_more_in_a_second(
     found = Search(*text, tmp_path, "run", minutes=1.0, fixed=fixed, show=lambda line: None)
     read = []
 
-    def trial(name, make):
-        (settings,) = make.__defaults__
+    def student(learner, packed, settings):
         i = len(read)
         read.append(settings["inputs"])
-        return Trial(name, [*errors, 1.5][i], seconds=[*seconds, 1][i], found=settings)
+        return Trial("student", [*errors, 1.5][i], seconds=[*seconds, 1][i], found=settings)
 
-    found.trial = trial
+    found.student = student
+    found.seconds_of_row = lambda packed, inputs: 0.0
     found.student_stage(
         Trial("teacher", 1.0, found={"learner": GPT2}),
         Trial("packed", 1.0, found={"storage": "coded5"}),
@@ -673,3 +666,90 @@ def test_students_of_text_read_nearly_all_positions_that_are_tested(
     beyond = np.maximum(np.array(lengths) - found.length, 0).sum() / sum(lengths)
     assert found.length == enough
     assert beyond <= 0.002
+
+
+def test_rows_that_take_long_to_write_are_not_tried(text, tmp_path):
+    """A recommender that wrote its rows took twenty minutes of ten: trials did not count that."""
+    table = ((4, 10, 0.02, "drawn"), (4, 10, 0.02, "written"))
+    for each, tried in ((0.01, ["drawn", "written"]), (1.0, ["drawn"])):
+        found = search(text, tmp_path)
+        read = []
+
+        def student(learner, packed, settings, read=read):
+            read.append(settings["inputs"])
+            return Trial("student", 2.0, seconds=1.0, found=settings)
+
+        found.student = student
+        found.seconds_of_row = lambda packed, inputs, each=each: each
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(suggestion, "_STUDENTS", table)
+            found.student_stage(
+                Trial("teacher", 1.0, found={"learner": GPT2}),
+                Trial("packed", 1.0, found={"storage": "coded5"}),
+            )
+        assert read == tried
+
+
+def test_a_stage_has_its_share_and_less_where_the_search_is_late(text, tmp_path):
+    found = search(text, tmp_path)
+    shares = found.shares
+    assert found.seconds_of_stage("teacher") == pytest.approx(60 * shares["teacher"], abs=1)
+    found.trials.append(Trial("late", seconds=30.0))
+    left = 30 - 60 * suggestion._AT_LEAST * (1 - shares["learners"] - shares["teacher"])
+    assert found.seconds_of_stage("teacher") == pytest.approx(left, abs=1)
+    assert left < 60 * shares["teacher"]
+    assert found.left == pytest.approx(30, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("behind", "slope", "stopped", "wins"),
+    [
+        (-0.1, -0.1, False, False),  # it is ahead already
+        (0.5, -0.1, False, True),  # it would need e⁵ times the steps
+        (0.1, -0.2, False, False),  # its share of the time is enough
+        (0.1, -0.2, True, True),  # it learns no more
+        (0.5, None, False, False),  # too short a curve tells nothing
+    ],
+)
+def test_a_search_stops_where_counting_will_win(behind, slope, stopped, wins, text, tmp_path):
+    found = search(text, tmp_path)
+    counted = text[1].nats(found.counted.statistics)
+    facts = {"learner": GPT2, "stopped": stopped, "slope": slope, "seconds": 6.0}
+    teacher = Trial("teacher", counted + behind, figure="perplexity 9", found=facts)
+    said = found.counting_wins(teacher)
+    assert (said is not None) == wins
+    if not wins:
+        return
+    assert "Counting wins: Kneser-Ney" in str(said)
+    assert found.counted_figure in str(said)
+    assert "perplexity 9" in str(said)
+    assert "farzi count DATA" in str(said)
+    assert ("learns no more" in str(said)) == stopped
+    if not stopped:  # 6 s · e⁵ for the teacher alone
+        assert said.minutes == pytest.approx(6 * np.exp(5) / 0.49 / 60, rel=0.01)
+        assert "--minutes 35 would be enough" in str(said)
+
+
+def test_a_search_that_counting_wins_leaves_no_choice(text, tmp_path, monkeypatch):
+    made = search(text, tmp_path / "trials", learner=GPT2)
+    monkeypatch.setattr(Search, "counting_wins", lambda search, teacher: "counting wins")
+    assert made.run() == "counting wins"
+    assert not any(trial.name.startswith("packed") for trial in made.trials)
+    again = search(text, tmp_path / "trials", learner=GPT2, goes_on=True).run()
+    assert again.config.labels == "teacher"
+
+
+@pytest.mark.parametrize(
+    ("minutes", "most", "widths"),
+    [
+        (2.0, 10**7, [32]),
+        (10.0, 10**7, [64]),
+        (30.0, 10**7, [64, 128]),
+        (30.0, 30_000, [16, 32]),  # wider ones do not fit
+        (10.0, 10, [16]),  # none does
+    ],
+)
+def test_text_has_few_long_trials(minutes, most, widths, text, tmp_path):
+    """The widest that fits and has time to learn."""
+    found = Search(*text, tmp_path, "run", minutes=minutes, most=most, fixed=FIXED)
+    assert [learner["n_embd"] for learner in found.learners] == widths

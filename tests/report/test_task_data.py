@@ -85,7 +85,7 @@ def test_known_data_sets_and_their_recipes_are_as_before():
     [
         ({"task": "images"}, "task='images' is unknown: give one of text, interactions"),
         ({"held_out": "all"}, "held_out='all' is unknown: give one of users"),
-        ({"dataset": "no-such.csv"}, "no-such.csv' is no file, and no folder"),
+        ({"dataset": "no-such.csv"}, "no file, folder or pattern matches 'no-such.csv'"),
         (
             {"held_out": "last_items", "splits": [0, 1]},
             r"splits=\[0, 1\], but held_out='last_items' has one split for all seeds",
@@ -179,7 +179,7 @@ def test_a_strangers_recipe_chooses_neither_tokenizer_nor_files(folder):
     for dataset in ("../mine.jsonl", "..", "../", "//", ".", "", "me/mine", 5):
         with pytest.raises(ValueError, match=r"recipe.yaml: dataset=.* chooses no files"):
             TaskData.of_summary(summary_of(text, dataset=dataset), str(folder))
-    with pytest.raises(ValueError, match=r"no-such.jsonl' is no file, and no folder"):
+    with pytest.raises(ValueError, match=r"no file, folder or pattern matches .*no-such.jsonl"):
         TaskData.of_summary(summary_of(text, dataset="no-such.jsonl"), str(folder))
     other = bpe_tokenizer(SENTENCES, 300)
     other.save_pretrained(folder / "other")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,8 @@ from datasets import Dataset, DatasetDict
 from tiny_trainer import tiny_trainer
 
 from farzi_hf.report.comparison import Comparison, Measured, pooled_row
-from farzi_hf.report.verdict import FULL, LONG, Verdict, compare
+from farzi_hf.report.full_data import FULL, LONG, SAME_SECONDS
+from farzi_hf.report.verdict import Verdict, compare
 from farzi_hf.tasks import LanguageModeling, Recommendation
 
 TASK = LanguageModeling(None)
@@ -75,7 +77,12 @@ def test_full_data_that_diverged_are_not_the_better_ones():
             {"ours": 80.0, "nbytes": 2_000_000, "seconds": 90.0},
             "full data; and it is 20.0 times as large",
         ),
-        ({"nbytes": 90_000, "seconds": 99.0}, "takes hardly longer and needs hardly more bytes"),
+        ({"nbytes": 90_000, "seconds": 85.0}, "takes hardly longer and needs hardly more bytes"),
+        (
+            {"nbytes": 90_000, "seconds": 99.0},
+            "training on all data for as long as helps is as good within the interval (perplexity"
+            " 51.3) and takes 100 s",
+        ),
         ({"ours": float("nan")}, "nan %"),
     ],
 )
@@ -108,6 +115,41 @@ def test_a_student_has_to_beat_counting_beyond_the_interval():
     assert "% better" in worse.summary
     assert beside(1.005, 2000).worth  # half of the bytes, at no loss
     assert not beside(0.95, 2000).worth
+
+
+@pytest.mark.parametrize("method", [FULL, SAME_SECONDS])
+def test_full_data_in_the_same_seconds_have_to_be_beaten(method):
+    """Or the summary has to be as good with clearly fewer bytes."""
+
+    def beside(full: float, seconds: float, nbytes: int = 1100) -> Verdict:
+        rows = [
+            measured("Farzi", 50.0, 1000, 10.0),
+            measured(method, full, nbytes, seconds),
+            measured(LONG, 49.9, nbytes, 100.0),
+            measured("interpolated bigram", 90.0, nbytes),
+        ]
+        return Verdict.of(COMPARISON, rows)
+
+    assert beside(55.0, 10.0).worth
+    better = beside(48.0, 10.0)
+    assert not better.worth
+    assert "training on all data for as many" in better.summary
+    assert "4 % better" in better.summary
+    assert "what to do instead: train on the data" in str(better)
+    assert beside(48.0, 30.0).worth  # three times the seconds
+    assert not beside(48.0, 10.0, nbytes=10_000).worth
+    assert beside(50.0, 10.0, nbytes=10_000).worth  # a tenth of the bytes, at no loss
+
+
+def test_full_data_that_still_learn_are_said_to():
+    rows = [
+        measured("Farzi", 50.0, 1000, 10.0),
+        replace(measured(LONG, 50, 10**5, 100.0), still_learning=True, way="soap, rate 0.01"),
+    ]
+    assert "for as long as helps, still learning: perplexity" in str(Verdict.of(COMPARISON, rows))
+    row = pooled_row(TASK, [rows[1]])
+    assert TASK.readable(row)["trained on"] == "full data, long (still learning)"
+    assert row["way"] == "soap, rate 0.01"
 
 
 def test_a_student_of_text_that_an_ngram_wrote_is_never_worth_it(tmp_path, sequences, tokenizer):
@@ -160,7 +202,7 @@ def test_a_summary_that_saves_no_time_never_pays_by_time():
     found = verdict(seconds=120.0)
     assert found.worth  # by its bytes
     assert found.facts["break_even"] is None
-    assert "never pays by the time" in str(found)
+    assert "never breaks even by the time" in str(found)
 
 
 def test_only_a_summary_that_carries_a_teacher_is_said_to_carry_one():
@@ -180,7 +222,7 @@ def test_compare_answers_for_a_trainer_in_python(tmp_path, sequences, tokenizer)
     found = compare(trainer, sequences["test"], baselines=["random"])
     assert [row["method"] for row in found.rows] == [
         "Farzi",
-        FULL,
+        SAME_SECONDS,
         LONG,
         "unigram",
         "interpolated bigram",

@@ -142,6 +142,37 @@ def test_written_rows_follow_the_teacher(kind):
     )
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "sasrec"])
+def test_writing_computes_the_logits_of_one_position_a_step(kind, monkeypatch):
+    """Of a large catalogue, those of all positions would be nearly all of the work."""
+    farzi = carried(kind, inputs="written")
+    rows = farzi.endless(0).rows(0, 8)
+    positions = []
+    layer = farzi.teacher.get_output_embeddings()
+    layer.register_forward_hook(lambda module, given, output: positions.append(output.shape[1]))
+    again = farzi.endless(0).rows(0, 8)
+    assert set(positions) == {1}
+    assert torch.equal(again, rows)
+
+
+def test_rows_of_the_users_own_take_the_place_of_made_up_ones(tmp_path):
+    farzi = carried()
+    ids = torch.randint(0, V, (5, LENGTH), generator=torch.Generator().manual_seed(0))
+    with_rows = farzi.with_rows(ids)
+    assert not with_rows.is_endless
+    assert with_rows.origin.name == "real"  # so no card shows them
+    expected = farzi.teacher(ids[3:4]).logits.softmax(-1)
+    torch.testing.assert_close(with_rows(torch.tensor([3])), expected)
+    assert with_rows.tensors.keys() - farzi.tensors.keys() == {"input_ids"}
+    with_rows.save_pretrained(tmp_path)
+    again = FarziData.from_pretrained(tmp_path)
+    assert torch.equal(again.input_ids.long(), ids)
+    with pytest.raises(ValueError, match="give ids of its vocabulary"):
+        farzi.with_rows(ids + V)
+    with pytest.raises(ValueError, match=r"with_rows\(\) is for labels='teacher'"):
+        farzi.materialize(4).with_rows(ids)
+
+
 def test_labels_of_a_batch_are_those_of_the_fixed_form():
     farzi = carried()
     fixed = farzi.materialize(8)

@@ -136,6 +136,36 @@ def test_what_is_not_of_the_vocabulary_stays():
         assert torch.equal(x, before[name]) is (name not in names)
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mamba", "gru4rec"])
+def test_a_deeper_student_of_the_same_kind_has_the_teachers_layers(kind):
+    deeper = "n_layer" if kind == "gpt2" else "num_hidden_layers"
+    teacher = model_of(kind)
+    student = model_of(kind, **{deeper: 2})
+    fresh = {name: x.clone() for name, x in student.named_parameters()}
+    names = start(teacher, student)
+    theirs = {name for name, _ in teacher.named_parameters() if ".0." in name}
+    assert theirs <= set(names)
+    for name in theirs:
+        assert torch.equal(student.get_parameter(name), teacher.get_parameter(name))
+    for name in set(fresh) - set(names):
+        assert torch.equal(student.get_parameter(name), fresh[name])
+    assert not any(".1." in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "student"),
+    [
+        ({}, {}),
+        ({"num_hidden_layers": 2}, {}),
+        ({}, {"num_hidden_layers": 2, "num_attention_heads": 1, "num_key_value_heads": 1}),
+        ({}, {"num_hidden_layers": 2, "hidden_size": 24}),
+    ],
+)
+def test_no_other_student_has_its_layers(teacher, student):
+    names = start(model_of("llama", **teacher), model_of("llama", **student))
+    assert names == ["model.embed_tokens.weight", "lm_head.weight"]
+
+
 def test_values_have_the_types_of_the_model():
     student = model_of("llama").double()
     assert {x.dtype for x in start_values(model_of("gpt2"), student).values()} == {torch.float64}

@@ -356,6 +356,13 @@ class Labels(Form):
 
     @property
     @abstractmethod
+    def of_students(self) -> tuple[str, ...]:
+        """The names of its settings that the training of a student needs: `config.inner` of a
+        summary has them. An attribute of the class.
+        """
+
+    @property
+    @abstractmethod
     def by_teachers(self) -> bool:
         """Whether teachers, trained on the data, complete the start of a summary: they are packed
         into one that carries its teacher, and `begin_at` takes their labels in any other, as in
@@ -378,7 +385,7 @@ class Labels(Form):
     @abstractmethod
     def row_of_start(self) -> str:
         """The row of a table that has students on the start of a summary; {inputs} stands for
-        `Inputs.row_words`. An attribute of the class.
+        `Inputs.row_words`, {start} for `StudentStart.word`. An attribute of the class.
         """
 
     @property

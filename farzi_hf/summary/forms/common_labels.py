@@ -20,6 +20,7 @@ BY_OUTER_STEPS: dict[str, Any] = {
     "storage": "exact",
     "max_steps": 400,
     "inner_optimizer": "adam",
+    "student_start": "random",
 }
 """Settings of a `FarziConfig` whose labels outer steps improve."""
 
@@ -48,6 +49,7 @@ class StoredLabels(Labels):
     """Labels of stored rows, without a model."""
 
     carries_teacher = False
+    of_students = ()
     model = None
     teacher = None
 

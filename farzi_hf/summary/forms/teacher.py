@@ -6,6 +6,7 @@ import copy
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from farzi_hf.common.settings import setting
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.forms.base import (
     Inputs,
@@ -42,6 +44,7 @@ from farzi_hf.summary.forms.words import SHOWN, InputWords, LabelWords
 from farzi_hf.summary.reading import likeliest_entries
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.store.tensor_file import STORAGES
+from farzi_hf.summary.student_starts import STUDENT_STARTS
 from farzi_hf.summary.teacher import (
     CarriedTeacher,
     factors_of_rank,
@@ -76,12 +79,23 @@ class TeacherLabels(Labels):
         "max_steps": 0,
         "inputs": "drawn",
         "inner_optimizer": "soap",
+        "student_start": "teacher",
     }
+    of_students = ("student_start",)
     by_teachers = True
     carries_teacher = True
     are_inputs = False
-    row_of_start = "packed teacher, {inputs} (0 outer steps)"
-    row_without_steps = "packed teacher, {inputs}"
+    row_of_start = "packed teacher, {inputs}, {start} start (0 outer steps)"
+    row_without_steps = "packed teacher, {inputs}, {start} start"
+
+    @dataclass(frozen=True)
+    class Settings:
+        student_start: str | None = setting(
+            None,
+            "how students begin: with the tables of the carried teacher, or at random; by default"
+            " teacher, or random where there are outer steps",
+            table=STUDENT_STARTS,
+        )
 
     def __init__(self, config: FarziDataConfig) -> None:
         super().__init__(config)

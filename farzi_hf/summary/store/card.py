@@ -23,6 +23,7 @@ from farzi_hf.summary.store.contents import Contents
 from farzi_hf.summary.store.hub import PLACEHOLDER
 from farzi_hf.summary.store.results import check_results
 from farzi_hf.summary.store.untrusted import NOT_SHOWN, sizes_of
+from farzi_hf.summary.student_starts import start_of
 
 _NEEDED = {"lr": ("learning_rate", 0.01), "steps": ("max_steps", 100)}
 """Settings of the inner loop that a student needs: their names in TrainingArguments, and values to
@@ -120,6 +121,7 @@ def render_card(
         learner=_learner_code(
             learner if learner_known else vocabulary.small_learner, config, vocabulary
         ),
+        start=start_of(config.inner, forms.labels.carries_teacher),
         guessed={name: value for key, (name, value) in _NEEDED.items() if key not in inner},
         # Trainer has no name for this optimizer.
         own_optimizer=forms.labels.carries_teacher or inner.get("optimizer") == "soap",

@@ -1,0 +1,254 @@
+"""Full data as a user would train on them: the way is chosen by trials on the validation part.
+
+Two rows come from here. "full data, same seconds" trains for as long as a student of the summary
+does, with the settings that are best for so short a training. "full data, long" trains until the
+validation part says stop. A summary is compared with the two, so both deserve trials as careful as
+those that chose the summary's own settings.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.data.sequences import flatten_sequences
+from farzi_hf.distillation.learner import Learner
+from farzi_hf.distillation.rows import RealData, validation_loss
+from farzi_hf.distillation.teacher import TEACHER_OPTIMIZERS, TeacherTraining, Trained
+from farzi_hf.report.comparison import Comparison, Measured, Student
+
+FULL = "full data"
+SAME_SECONDS = "full data, same seconds"
+LONG = "full data, long"
+
+_TIMED = 10
+"""Steps of which the time is taken, twice: the first ones warm up."""
+_HELD_OUT = 512
+"""Rows of the validation part that judge a trial."""
+_FIRST_PART = 1 / 3
+"""Of the seconds, for each trial of the first round. The two best have all of them."""
+_LONGER = 16
+"""How many times its steps a long training may take, while it still learns."""
+
+
+@dataclass(frozen=True)
+class RealTraining:
+    """A way to train on all data."""
+
+    optimizer: str
+    """Its name in `TEACHER_OPTIMIZERS`."""
+    rate: float
+    """At a width of 16; wider models take less, by the root of the width."""
+    tokens: int
+    """Ids in a step, about."""
+    dropout: bool = False
+    """Whether the learner's own dropout is on."""
+    weight_decay: float = 0.0
+
+    def __str__(self) -> str:
+        parts = [f"{self.optimizer}, rate {self.rate:g} at width 16, {self.tokens} ids a step"]
+        if self.dropout:
+            parts.append("with dropout")
+        if self.weight_decay:
+            parts.append(f"weight decay {self.weight_decay:g}")
+        return ", ".join(parts)
+
+    def of(self, learner: Learner, mean_length: float, steps: int) -> TeacherTraining:
+        """The training of this learner on rows of so many ids."""
+        rate = self.rate * math.sqrt(16 / learner.model.config.hidden_size)
+        optimizer = TEACHER_OPTIMIZERS[self.optimizer](rate, weight_decay=self.weight_decay)
+        rows = max(1, round(self.tokens / mean_length))
+        return TeacherTraining(optimizer, steps, rows, dropout=self.dropout)
+
+
+WAYS = (
+    RealTraining("soap", 0.015, 800),
+    RealTraining("adam", 0.01, 800),
+    RealTraining("soap", 0.02, 400),
+    RealTraining("adam", 0.02, 800),
+    RealTraining("adam", 0.02, 400),
+    RealTraining("soap", 0.03, 800),
+)
+"""Ways to train on all data, those first that are tried where there is time for few."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A trial of a way to train.
+
+    Attributes:
+        way: the way.
+        error: on the validation part, as `validation_loss` has it.
+        step_seconds: of a step, in this trial.
+    """
+
+    way: RealTraining
+    error: float
+    step_seconds: float
+
+
+@dataclass(frozen=True)
+class FullData:
+    """Trainings of a comparison's learner on all of its data.
+
+    Args:
+        comparison: has the learner, the data and the seeds.
+        ways: that are tried.
+    """
+
+    comparison: Comparison
+    ways: Sequence[RealTraining] = WAYS
+
+    @cached_property
+    def data(self) -> RealData:
+        """The training split, with held-out rows of the validation split."""
+        c = self.comparison
+        held_out = c.task.evaluation_rows(c.splits["validation"], c.length)
+        return replace(c.real_data(c.splits["train"]), held_out=held_out)
+
+    @cached_property
+    def mean_length(self) -> float:
+        """Ids of a row."""
+        return float(flatten_sequences(self.data.dataset)[1].mean())
+
+    @cached_property
+    def seed(self) -> int:
+        """Of all trials; the students of the rows have others."""
+        return derive(self.comparison.seed, Purpose.REAL_STUDENT, self.comparison.num_students)
+
+    @cached_property
+    def has_dropout(self) -> bool:
+        """Whether the learner drops anything while it trains."""
+        model = self.comparison.learner.model
+        return any(
+            module.p > 0 for module in model.modules() if isinstance(module, torch.nn.Dropout)
+        )
+
+    def step_seconds(self, way: RealTraining) -> float:
+        """Seconds of a step, from a few steps that are timed."""
+        training = way.of(self.comparison.learner, self.mean_length, _TIMED)
+        data = replace(self.data, held_out=None, quiet=True)
+        taken = []
+        for _ in range(2):
+            began = time.perf_counter()
+            training.train(self.comparison.learner, data, self.seed)
+            taken.append((time.perf_counter() - began) / _TIMED)
+        return min(taken)
+
+    def trained(self, way: RealTraining, seconds: float, step_seconds: float, seed: int) -> Trained:
+        """A training that takes about so many seconds. Nothing is evaluated meanwhile."""
+        steps = max(1, int(seconds / step_seconds))
+        training = way.of(self.comparison.learner, self.mean_length, steps)
+        return training.train(
+            self.comparison.learner, replace(self.data, held_out=None, quiet=True), seed
+        )
+
+    def tried(self, way: RealTraining, seconds: float, step_seconds: float | None = None) -> Tried:
+        """The way, judged after so many seconds. A training that diverged is the worst.
+
+        Args:
+            step_seconds: of a step; None where they are not known yet.
+        """
+        try:
+            each = self.step_seconds(way) if step_seconds is None else step_seconds
+            began = time.perf_counter()
+            trained = self.trained(way, seconds, each, self.seed)
+        except FloatingPointError:
+            return Tried(way, math.inf, math.inf)
+        taken = time.perf_counter() - began
+        error = validation_loss(self.comparison.learner, self.data, _HELD_OUT)(trained.params)
+        return Tried(way, error, taken / trained.steps)
+
+    def best_in(self, seconds: float, allowed: float = math.inf) -> Tried:
+        """The best way to train for so many seconds. All have a third of them; the two best ones,
+        and the best one with dropout, if the learner has any, have all.
+
+        Args:
+            allowed: seconds for all trials. Ways for which they do not suffice are left out, but
+                for two.
+        """
+        ends = time.perf_counter() + allowed
+        first: list[Tried] = []
+        for way in self.ways:
+            if len(first) > 1 and time.perf_counter() + (2 + _FIRST_PART) * seconds > ends:
+                break
+            first.append(self.tried(way, _FIRST_PART * seconds))
+        first.sort(key=lambda tried: tried.error)
+        finalists = first[:2]
+        if self.has_dropout:
+            finalists.append(replace(first[0], way=replace(first[0].way, dropout=True)))
+        finals: list[Tried] = []
+        for tried in finalists:
+            if finals and time.perf_counter() + seconds > ends:
+                break
+            finals.append(self.tried(tried.way, seconds, tried.step_seconds))
+        return min(finals, key=lambda tried: tried.error)
+
+    def same_seconds(self, seconds: float, allowed: float = math.inf) -> Measured:
+        """The row of students that train for so many seconds, in the way that is best then.
+
+        Args:
+            seconds: of a student of the summary.
+            allowed: for the trials, see `best_in`.
+        """
+        c = self.comparison
+        best = self.best_in(seconds, allowed)
+        steps = max(1, int(seconds / best.step_seconds))
+
+        def train(seed: int) -> Student:
+            trained = self.trained(best.way, seconds, best.step_seconds, seed)
+            return partial(c.learner.logits, trained.params)
+
+        nbytes = c.nbytes(c.splits["train"])
+        row = c.trained(SAME_SECONDS, train, c.seeds, nbytes, steps)
+        return replace(row, way=str(best.way))
+
+    def long(self, seconds: float) -> Measured:
+        """The row of students that train until the validation part says stop.
+
+        Their way is chosen by trials of the same kind: the one that is best in so many seconds, the
+        same with dropout, and the comparison's own `long_training`. The row says if its students
+        still learnt when their steps were over.
+
+        Args:
+            seconds: for a trial that chooses the way.
+        """
+        c = self.comparison
+        way = self.best_in(seconds).way
+        steps = c.long_training.steps
+        trainings = {str(way): way.of(c.learner, self.mean_length, steps)}
+        if self.has_dropout:
+            other = replace(way, dropout=not way.dropout)
+            trainings[str(other)] = other.of(c.learner, self.mean_length, steps)
+        trainings["the settings of the teacher"] = c.long_training
+        trials = {}
+        shown = tqdm(trainings.items(), LONG, disable=c.quiet, leave=False, dynamic_ncols=True)
+        for words, training in shown:
+            trials[words] = self._long_training(training, self.seed)
+        chosen = min(trials, key=lambda words: trials[words].validation)
+        found: list[Trained] = []
+
+        def train(seed: int) -> Student:
+            found.append(self._long_training(trainings[chosen], seed))
+            return partial(c.learner.logits, found[-1].params)
+
+        row = c.trained(LONG, train, c.seeds, c.nbytes(c.splits["train"]), steps)
+        still_learning = any(bool(trained.still_learning) for trained in found)
+        steps = round(np.mean([trained.steps for trained in found]))
+        return replace(row, steps=steps, way=chosen, still_learning=still_learning)
+
+    def _long_training(self, training: TeacherTraining, seed: int) -> Trained:
+        longer = replace(training, longer=_LONGER, count=1, kept=None)
+        try:
+            return longer.train(self.comparison.learner, replace(self.data, quiet=True), seed)
+        except FloatingPointError:
+            start = self.comparison.learner.initial_parameters(seed, self.comparison.device)
+            return Trained(start, 0, math.inf)

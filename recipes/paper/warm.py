@@ -1,0 +1,611 @@
+"""Students that begin with what a carried teacher knows: which start, which rate and length, and
+what they are worth beside students that begin at random and beside real data.
+
+    python recipes/paper/warm.py SUMMARY --data_dir FOLDER --part wider
+    python recipes/paper/warm.py SUMMARY --data_dir FOLDER --part students --test --num_students 5
+
+The summary carries its teacher. A part of the experiment is a list of cells: a student, a start,
+the inputs and the settings of its training. Every cell is measured on validation rows, or with
+`--test` on the whole test part. Each student is kept in the folder of the card, and a later start
+does not repeat it. Seconds are those of the process, so other work on the machine does not count.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from experiment import CARDS
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
+
+from farzi_hf import FarziData
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
+from farzi_hf.cli.run_folder import check_outputs, kept
+from farzi_hf.distillation import Learner, SyntheticTraining
+from farzi_hf.report import Comparison, Measured, TaskData, markdown, save_csv, save_json, save_text
+from farzi_hf.report.comparison import pooled_row
+from farzi_hf.report.rendering import commit_of
+from farzi_hf.summary.start import maps_between, start_values, tables_of
+from farzi_hf.tasks import LanguageModeling, Recommendation
+
+VALIDATION = 1024
+"""Rows of the validation part that a cell is measured on."""
+Values = dict[str, Tensor]
+Map = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of a table.
+
+    Attributes:
+        student: a name of `STUDENTS`.
+        start: a name of `STARTS`.
+        inputs: "drawn" or "written".
+        steps: T.
+        rows: of a step.
+        rate: the learning rate.
+        schedule: of the rate.
+        matched: the weight of the teacher's last hidden states in the loss.
+    """
+
+    student: str
+    start: str = "warm"
+    inputs: str = "drawn"
+    steps: int = 100
+    rows: int = 40
+    rate: float = 0.015
+    schedule: str = "warmup_stable_decay"
+    matched: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Of the row."""
+        matched = f", states × {self.matched:g}" if self.matched else ""
+        falls = "" if self.schedule == "warmup_stable_decay" else f", {self.schedule}"
+        return (
+            f"{self.student}, {self.start}, {self.inputs}, T = {self.steps}, {self.rows} rows,"
+            f" rate {self.rate:g}{falls}{matched}"
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The table of one part."""
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("summary", help="folder or dataset repository; it carries a teacher")
+    parser.add_argument("--data_dir", help="folder with the real data")
+    parser.add_argument("--part", required=True, help=f"one of {', '.join(parts())}")
+    parser.add_argument("--num_students", type=int, default=2, help="of each cell")
+    parser.add_argument("--test", action="store_true", help="measure on the test part")
+    parser.add_argument("--card_dir", help="folder of the table")
+    args = parser.parse_args(argv)
+    keep_freed_memory()
+    with ends_in_one_line("warm.py", OSError):
+        farzi = FarziData.from_pretrained(args.summary)
+        data = TaskData.of_summary(farzi, args.data_dir)
+        if args.part not in PARTS[data.task_class]:
+            names = ", ".join(PARTS[data.task_class])
+            raise ValueError(f"--part {args.part!r} is unknown: choose one of {names}")
+        cards = Path(args.card_dir or CARDS / f"{data.settings.dataset.split('.')[0]}_warm")
+        name = f"{args.part}_test" if args.test else args.part
+        folder = cards / name
+        check_outputs(folder, ("table.md", "table.csv", "table.json"))
+    bench = Bench(farzi, data, args.num_students, args.test, folder)
+    rows = []
+    for cell in PARTS[data.task_class][args.part]:
+        rows.append(bench.row(cell))
+        print(f"{bench.task.headline(rows[-1])}, {rows[-1]['seconds']} s: {cell.name}", flush=True)
+    table = [{**bench.task.readable(row), "seconds": row["seconds"]} for row in rows]
+    save_text(f"# {data.description}: {name}\n\n{markdown(table)}\n", folder / "table.md")
+    save_csv(rows, folder / "table.csv")
+    save_json({"findings": [], "rows": rows, **commit_of(Path(__file__))}, folder / "table.json")
+    print(markdown(table))
+
+
+def parts() -> list[str]:
+    """The names of all parts."""
+    return sorted({name for of_task in PARTS.values() for name in of_task})
+
+
+class Bench:
+    """Trains and measures students of one summary.
+
+    Args:
+        farzi: the summary.
+        data: its real data.
+        num_students: of each cell; student k has the seed k.
+        of_test: whether the test part measures them, and not the validation part.
+        folder: of what is kept.
+    """
+
+    def __init__(
+        self, farzi: FarziData, data: TaskData, num_students: int, of_test: bool, folder: Path
+    ) -> None:
+        self.farzi = farzi
+        self.task = data.task
+        self.num_students = num_students
+        self.folder = folder
+        self.comparison = Comparison.of_summary(farzi, data)
+        rows = self.comparison.splits["test" if of_test else "validation"]
+        self.rows = rows if of_test else rows.select(range(min(len(rows), VALIDATION)))
+        self.of_all = {
+            "summary": farzi.fingerprint(),
+            "data": data.fingerprint(data.seeds(42)[0]),
+            "of_test": of_test,
+        }
+        self.learner = cache(self._learner)
+
+    def row(self, cell: Cell) -> dict[str, Any]:
+        """The row of a cell, with the mean seconds of a student."""
+        found = [Measured.from_json(self._kept(cell, seed)) for seed in range(self.num_students)]
+        seconds = sum(each.seconds for each in found) / len(found)
+        students = [each.students[0] for each in found]
+        row = pooled_row(self.task, [replace(found[0], students=students)])
+        return {**row, "seconds": round(seconds, 1)}
+
+    def _kept(self, cell: Cell, seed: int) -> dict[str, Any]:
+        settings = {**self.of_all, **asdict(cell), "seed": seed}
+        name = re.sub(r"[^\w.]+", "_", cell.name)
+        return kept(self.folder / f"{name}_{seed}.json", settings, lambda: self._made(cell, seed))
+
+    def _made(self, cell: Cell, seed: int) -> dict[str, Any]:
+        """One student, trained and measured."""
+        if cell.start == "real data":
+            return self._on_real(cell, seed)
+        learner = self.learner(cell.student)
+        inputs = self.farzi.config.inputs
+        farzi = self.farzi if cell.inputs == inputs else self.farzi.with_inputs(cell.inputs)
+        inner = {
+            **farzi.config.inner,
+            "steps": cell.steps,
+            "lr": cell.rate,
+            "synthetic_batch_size": cell.rows,
+            "lr_scheduler_type": cell.schedule,
+        }
+        training = SyntheticTraining.of(inner, farzi.forms)
+        if cell.matched:
+            training = matched(training, self.farzi, learner, cell)
+        fresh = learner.initial_parameters(seed)
+        began = time.process_time()
+        values = STARTS[cell.start](self.farzi, learner.model, seed)
+        with torch.no_grad():
+            theta = training(
+                learner,
+                farzi.tensors,
+                start={**fresh, **values},
+                steps=cell.steps,
+                seed=seed,
+            )
+        seconds = round(time.process_time() - began, 1)
+        c = self.comparison
+        statistics = c.statistics(partial(learner.logits, theta), self.rows)
+        return Measured(cell.name, [statistics], farzi.nbytes, cell.steps, seconds).to_json()
+
+    def _on_real(self, cell: Cell, seed: int) -> dict[str, Any]:
+        """A student on all real data, with the optimizer of students and `cell.rows` rows a step;
+        it stops early, as teachers do.
+        """
+        learner = self.learner(cell.student)
+        c = replace(self.comparison, learner=learner)
+        optimizer = replace(c.training.optimizer, lr=cell.rate, **LONG[type(self.task)])
+        long = replace(c.long_training, optimizer=optimizer, steps=cell.steps, batch_size=cell.rows)
+        began = time.process_time()
+        student, steps = replace(c, long_training=long).long_student(seed)
+        seconds = round(time.process_time() - began, 1)
+        nbytes = c.nbytes(c.splits["train"])
+        statistics = c.statistics(student, self.rows)
+        return Measured(cell.name, [statistics], nbytes, steps, seconds).to_json()
+
+    def _learner(self, name: str) -> Learner:
+        settings = STUDENTS[name]
+        length = self.farzi.config.sequence_length
+        of_task = {"vocab_size": self.farzi.config.vocab_size}
+        if isinstance(self.task, Recommendation):
+            of_task = {"num_items": self.farzi.config.vocab_size - 1, "max_length": length}
+        else:
+            tokenizer = self.task.processing_class
+            names = ("bos_token_id", "eos_token_id", "pad_token_id")
+            of_task |= {name: getattr(tokenizer, name) for name in names}
+        return Learner(AutoConfig.for_model(**{**settings, **of_task}))
+
+
+# -- students --------------------------------------------------------------------------------------
+
+
+def gpt2(width: int, layers: int = 1) -> dict[str, Any]:
+    """A GPT-2 as `recipes/configs/ptb_teacher_64.yaml` has it."""
+    return {
+        "model_type": "gpt2",
+        "n_embd": width,
+        "n_layer": layers,
+        "n_head": 4,
+        "n_positions": 128,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.1,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+    }
+
+
+def llama(width: int, kind: str = "llama") -> dict[str, Any]:
+    """A Llama of one layer, or another model with the same settings."""
+    return {
+        "model_type": kind,
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.1,
+    }
+
+
+def items(kind: str, width: int) -> dict[str, Any]:
+    """A recommender of one layer without dropout, which students have none of."""
+    heads = {"num_attention_heads": 1} if kind == "sasrec" else {}
+    spread = 0.1 if kind == "gru4rec" else 0.02
+    return {
+        "model_type": kind,
+        "hidden_size": width,
+        "num_hidden_layers": 1,
+        "dropout": 0.0,
+        "tie_word_embeddings": True,
+        "initializer_range": spread,
+        **heads,
+    }
+
+
+STUDENTS: dict[str, dict[str, Any]] = {
+    "GPT-2 32": gpt2(32),
+    "GPT-2 64": gpt2(64),
+    "GPT-2 96": gpt2(96),
+    "GPT-2 128": gpt2(128),
+    "GPT-2 64, two layers": gpt2(64, 2),
+    "Llama 64": llama(64),
+    "Llama 128": llama(128),
+    "NeoX 64": llama(64, "gpt_neox"),
+    "RNN 64": {"model_type": "farzi_rnn", "hidden_size": 64, "initializer_range": 0.1},
+    "SASRec 32": items("sasrec", 32),
+    "SASRec 64": items("sasrec", 64),
+    "GRU4Rec 32": items("gru4rec", 32),
+    "FMLP 16": items("fmlp", 16),
+    "FMLP 64": items("fmlp", 64),
+}
+LONG: dict[type, dict[str, Any]] = {
+    LanguageModeling: {"betas": (0.7, 0.99), "eps": 1e-5},
+    Recommendation: {"betas": (0.5, 0.999), "eps": 1e-4},
+}
+"""Settings of the optimizer on real data, as teachers have them."""
+
+
+# -- starts ----------------------------------------------------------------------------------------
+
+
+def wider(widened: Callable[[FarziData, int, int], tuple[Map, Map]]) -> Callable[..., Values]:
+    """The start of a student that is wider than the teacher.
+
+    Args:
+        widened: makes of the summary, the width and a seed the maps of the rows of both tables.
+    """
+
+    def values(farzi: FarziData, model: PreTrainedModel, seed: int) -> Values:
+        tables = tables_of(farzi.teacher)
+        width = model.get_input_embeddings().weight.shape[1]
+        of_inputs, of_head = widened(farzi, width, seed)
+        found = start_values(farzi.teacher, model)
+        for name, value in found.items():
+            if value.shape == (len(tables.inputs), width):
+                is_head = name == head_name(model)
+                found[name] = of_head(tables.head) if is_head else of_inputs(tables.inputs)
+        return found
+
+    return values
+
+
+def head_name(model: PreTrainedModel) -> str | None:
+    """The name of the head's weight; None where it is the input embedding."""
+    weight = model.get_output_embeddings().weight
+    is_tied = weight is model.get_input_embeddings().weight
+    names = [name for name, x in model.named_parameters() if x is weight]
+    return None if is_tied else names[0]
+
+
+def zeros(farzi: FarziData, width: int, seed: int) -> tuple[Map, Map]:
+    """New dimensions that nothing uses."""
+
+    def padded(rows: Tensor) -> Tensor:
+        return torch.nn.functional.pad(rows, (0, width - rows.shape[1]))
+
+    return padded, padded
+
+
+def random_inputs(farzi: FarziData, width: int, seed: int) -> tuple[Map, Map]:
+    """New dimensions that tell entries apart, and that the head does not use: the inputs have
+    random numbers there, half as large as the others.
+    """
+    pad = zeros(farzi, width, seed)[1]
+
+    def noisy(rows: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        shape = (*rows.shape[:-1], width - rows.shape[1])
+        noise = torch.randn(shape, generator=generator) * rows.std() / 2
+        return torch.cat([rows, noise], dim=1)
+
+    return noisy, pad
+
+
+def rotation(farzi: FarziData, width: int, seed: int) -> tuple[Map, Map]:
+    """What is known is spread over all dimensions."""
+    own = farzi.teacher.get_input_embeddings().weight.shape[1]
+    generator = torch.Generator().manual_seed(seed)
+    basis, _ = torch.linalg.qr(torch.randn(width, own, generator=generator))
+    return lambda rows: rows @ basis.T, lambda rows: rows @ basis.T
+
+
+def repeated(farzi: FarziData, width: int, seed: int) -> tuple[Map, Map]:
+    """Columns stand there twice, and the head has half of each, as in Net2Net."""
+    own = farzi.teacher.get_input_embeddings().weight.shape[1]
+    columns = torch.arange(width) % own
+    copies = torch.bincount(columns)[columns]
+    return lambda rows: rows[:, columns], lambda rows: rows[:, columns] / copies
+
+
+def warm(farzi: FarziData, model: PreTrainedModel, seed: int) -> Values:
+    """What `FarziData.start` sets."""
+    return start_values(farzi.teacher, model)
+
+
+_LAYER = re.compile(r"\.(?:h|layers)\.(\d+)\.")
+
+
+def with_layers(farzi: FarziData, model: PreTrainedModel, seed: int) -> Values:
+    """The teacher's layers, too, in a student of its kind and width."""
+    theirs = dict(farzi.teacher.named_parameters())
+    found = warm(farzi, model, seed)
+    for name, x in model.named_parameters():
+        if _LAYER.search(name) and name in theirs and theirs[name].shape == x.shape:
+            found[name] = theirs[name].detach().clone()
+    return found
+
+
+def with_silent_layers(farzi: FarziData, model: PreTrainedModel, seed: int) -> Values:
+    """The same, and the layers that the teacher does not have add nothing to begin with."""
+    theirs = dict(farzi.teacher.named_parameters())
+    found = with_layers(farzi, model, seed)
+    for name, x in model.named_parameters():
+        if _LAYER.search(name) and name not in theirs and "c_proj" in name:
+            found[name] = torch.zeros_like(x)
+    return found
+
+
+def with_repeated_layers(farzi: FarziData, model: PreTrainedModel, seed: int) -> Values:
+    """The same, and the layers that the teacher does not have are its last one again."""
+    theirs = dict(farzi.teacher.named_parameters())
+    last = max(int(found[1]) for name in theirs if (found := _LAYER.search(name)))
+    found = with_layers(farzi, model, seed)
+    for name, _ in model.named_parameters():
+        place = _LAYER.search(name)
+        if place and name not in theirs:
+            start, end = place.span(1)
+            found[name] = theirs[f"{name[:start]}{last}{name[end:]}"].detach().clone()
+    return found
+
+
+def part_of(kept_name: str) -> Callable[..., Values]:
+    """One of the two tables alone: "inputs" or "head"."""
+
+    def values(farzi: FarziData, model: PreTrainedModel, seed: int) -> Values:
+        found = warm(farzi, model, seed)
+        head = head_name(model)
+        return {name: x for name, x in found.items() if (name == head) is (kept_name == "head")}
+
+    return values
+
+
+STARTS: dict[str, Callable[[FarziData, PreTrainedModel, int], Values]] = {
+    "random": lambda farzi, model, seed: {},
+    "warm": warm,
+    "inputs alone": part_of("inputs"),
+    "head alone": part_of("head"),
+    "zeros": wider(zeros),
+    "random inputs": wider(random_inputs),
+    "rotation": wider(rotation),
+    "repeated": wider(repeated),
+    "with layers": with_layers,
+    "with layers, others silent": with_silent_layers,
+    "with layers, others repeated": with_repeated_layers,
+}
+"""What a start sets in a new model; the rest is as the model has drawn it. "real data" is none of
+them: students on real data begin at random.
+"""
+
+
+# -- more of the teacher ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MatchedTraining(SyntheticTraining):
+    """Training whose loss has a second part: the mean square of what the student's last hidden
+    states miss of the teacher's.
+
+    Attributes:
+        weight: of that part.
+        wanted: from what the labels hold, the teacher's states, to what the student's should be.
+    """
+
+    weight: float = 1.0
+    wanted: Map | None = None
+
+    def _loss(self, learner: Learner, summary: Mapping[str, Tensor], rows: Any) -> Callable:
+        names = tuple(summary)
+
+        def loss(params: Values, inputs: tuple[Tensor, ...], step: int) -> Tensor:
+            tensors = dict(zip(names, inputs, strict=True))
+            read, labels = self.forms.batch(tensors, self._read(rows, step))
+            states = learner.states(params, learner.arguments(params, read))
+            of_labels = learner.loss_of_states(params, states.flatten(0, 1), labels.flat())
+            missed = states - self.wanted(labels.latents)
+            return of_labels + self.weight * missed.square().mean()
+
+        return loss
+
+
+def matched(
+    training: SyntheticTraining, farzi: FarziData, learner: Learner, cell: Cell
+) -> MatchedTraining:
+    """The training with the states of a GPT-2 matched, in the student's width."""
+    tables = tables_of(farzi.teacher)
+    width = learner.model.get_input_embeddings().weight.shape[1]
+    to_width = maps_between(tables, (width, width)).head
+    weight = farzi.teacher.get_output_embeddings().weight.detach().float()
+    used = weight.square().sum(0) > 0
+    gain = torch.where(used, (tables.head * weight).sum(0) / weight.square().sum(0), 1.0)
+    shift = dict(farzi.teacher.named_parameters())["transformer.ln_f.bias"].detach()
+    values = {name: getattr(training, name) for name in training.__dataclass_fields__}
+    own = len(gain)
+    return MatchedTraining(
+        **values,
+        weight=cell.matched,
+        wanted=lambda states: to_width((states[..., :own] - shift) / gain),
+    )
+
+
+# -- parts -----------------------------------------------------------------------------------------
+
+
+def wider_students() -> Iterator[Cell]:
+    """Ways to a wider student."""
+    ways = ("random", "zeros", "random inputs", "rotation", "repeated")
+    for student, start in product(("GPT-2 128", "GPT-2 96"), ways):
+        yield Cell(student, start)
+    for start in ("zeros", "rotation", "repeated"):
+        yield Cell("GPT-2 128", start, steps=300)
+
+
+WITH_LAYERS = ("with layers", "with layers, others silent", "with layers, others repeated")
+
+
+def pieces() -> Iterator[Cell]:
+    """What else is in the carrier."""
+    for student in ("Llama 64", "RNN 64"):
+        for start in ("random", "inputs alone", "head alone", "warm"):
+            yield Cell(student, start)
+        for weight in (0.3, 1.0, 3.0):
+            yield Cell(student, matched=weight)
+    deeper = "GPT-2 64, two layers"
+    for start in ("random", "warm", *WITH_LAYERS):
+        yield Cell(deeper, start)
+
+
+def states() -> Iterator[Cell]:
+    """How much the teacher's last hidden states should weigh."""
+    for weight in (10.0, 30.0):
+        yield Cell("Llama 64", matched=weight)
+    for weight in (3.0, 10.0):
+        yield Cell("Llama 64", "warm", "written", matched=weight)
+    yield Cell("Llama 64", "warm", "written", 300, matched=3.0)
+    yield Cell("Llama 64", "warm", "written", 300, 10, 0.0075, matched=3.0)
+    yield Cell("Llama 64", "warm", "written", 300, 10, 0.015, matched=3.0)
+    for student, weight in product(("GPT-2 32", "NeoX 64", "GPT-2 128"), (0.0, 3.0)):
+        yield Cell(student, "warm", "written", matched=weight)
+
+
+WEIGHT = 3.0
+"""Of the teacher's states in the loss of students."""
+RATES = ((40, 0.0075), (40, 0.015), (40, 0.03), (10, 0.0075), (10, 0.015))
+"""Rows of a step and the rate."""
+
+
+def rates() -> Iterator[Cell]:
+    """Rates, rows and schedules of a warm student, and of one that begins at random."""
+    for inputs, (rows, rate) in product(("drawn", "written"), RATES):
+        yield Cell("Llama 64", "warm", inputs, 100, rows, rate)
+    for schedule in ("linear", "cosine"):
+        yield Cell("Llama 64", "warm", "written", 100, 40, 0.015, schedule)
+    for rate in (0.015, 0.03):
+        yield Cell("Llama 64", "random", "written", 100, 40, rate)
+
+
+def lengths() -> Iterator[Cell]:
+    """The same for longer and shorter trainings."""
+    yield Cell("Llama 64", "warm", "written", 30, 40, 0.015)
+    for rows, rate in product((40, 10), (0.0075, 0.015)):
+        yield Cell("Llama 64", "warm", "written", 300, rows, rate)
+    yield Cell("Llama 64", "warm", "drawn", 300, 40, 0.015)
+    yield Cell("Llama 64", "warm", "written", 1000, 10, 0.0075)
+
+
+def llamas() -> Iterator[Cell]:
+    """A student of another kind."""
+    for steps in (300, 100):
+        for weight in (WEIGHT, 0.0):
+            yield Cell("Llama 64", "warm", "written", steps, matched=weight)
+    yield Cell("Llama 64", "random", "written", 100)
+
+
+def text_students() -> Iterator[Cell]:
+    """Students of other kinds and widths."""
+    for student in ("NeoX 64", "GPT-2 128", "GPT-2 32"):
+        yield Cell(student, "warm", "written", 300, matched=WEIGHT)
+    yield Cell("RNN 64", "warm", "written", 300)
+
+
+def text_full() -> Iterator[Cell]:
+    """The same kinds on all real data for long."""
+    for student in ("NeoX 64", "RNN 64", "Llama 64"):
+        yield Cell(student, "real data", "", 2000, 40, 0.0075)
+
+
+def item_rates() -> Iterator[Cell]:
+    """Rates, rows and lengths of warm recommenders."""
+    for student in ("SASRec 32", "GRU4Rec 32", "FMLP 16"):
+        for start, rate in product(("random", "warm"), (0.01, 0.02, 0.04)):
+            yield Cell(student, start, "drawn", 100, 40, rate)
+        yield Cell(student, "warm", "written", 100, 40, 0.02)
+        yield Cell(student, "warm", "drawn", 300, 40, 0.02)
+        yield Cell(student, "warm", "drawn", 300, 10, 0.01)
+
+
+def item_students() -> Iterator[Cell]:
+    """Recommenders of other kinds and widths."""
+    for student in ("SASRec 32", "GRU4Rec 32", "FMLP 16"):
+        for start in ("random", "warm"):
+            yield Cell(student, start, "drawn", 100, 40, 0.02)
+
+
+def item_full() -> Iterator[Cell]:
+    """The same kinds on all real data for long."""
+    for student in ("SASRec 32", "GRU4Rec 32", "FMLP 16"):
+        yield Cell(student, "real data", "", 1500, 128, 0.01)
+
+
+PARTS: dict[type, dict[str, list[Cell]]] = {
+    LanguageModeling: {
+        "wider": list(wider_students()),
+        "pieces": list(pieces()),
+        "states": list(states()),
+        "rates": list(rates()),
+        "lengths": list(lengths()),
+        "llamas": list(llamas()),
+        "students": list(text_students()),
+        "full": list(text_full()),
+    },
+    Recommendation: {
+        "rates": list(item_rates()),
+        "students": list(item_students()),
+        "full": list(item_full()),
+    },
+}
+
+if __name__ == "__main__":
+    run(main)
