@@ -59,6 +59,7 @@ class Trained:
         validation: the loss on held-out rows, in nats per token; None where there are none.
         still_learning: whether the loss on held-out rows still fell when the steps were over, so
             that more steps would have given a better model; None where nobody knows.
+        all_steps: that were taken, those from which the training went back too.
         curve: pairs of steps and the loss on held-out rows after them, while the rate stayed.
     """
 
@@ -67,6 +68,7 @@ class Trained:
     validation: float | None
     still_learning: bool | None = None
     curve: tuple[tuple[int, float], ...] = ()
+    all_steps: int = 0
 
     @property
     def slope(self) -> float | None:
@@ -117,6 +119,8 @@ class Progress:
     """The last loss on held-out rows."""
     has_stopped: bool = False
     """Whether the loss fell no more, so that the training went back to its best state."""
+    all_steps: int = 0
+    """Steps so far, those before the training went back too."""
     seconds: float = 0.0
     """That it has taken."""
 
@@ -256,6 +260,7 @@ class TeacherTraining:
                 optimizer = replace(self.optimizer, lr_schedule=schedule)
                 (state,) = train_on(loss, optimizer, state, steps=1, every=1)
                 progress.step += 1
+                progress.all_steps += 1
                 bar.update()
                 is_last = progress.step == progress.steps
                 if validation is None or (progress.step % self._between and not is_last):
@@ -281,12 +286,18 @@ class TeacherTraining:
                     progress.seconds = time.perf_counter() - began
                     self._keep(state, best, progress)
         if best is None:
-            return Trained(state.params, progress.step, None)
-        still_learning = not progress.has_stopped
+            return Trained(state.params, progress.step, None, all_steps=progress.all_steps)
         has_risen = progress.error - progress.lowest
-        if has_risen <= _NOISE * (progress.before - progress.lowest):  # the last one
-            return Trained(state.params, state.step, progress.error, still_learning, tuple(curve))
-        return Trained(best.params, best.step, progress.lowest, still_learning, tuple(curve))
+        is_last_best = has_risen <= _NOISE * (progress.before - progress.lowest)
+        chosen = state if is_last_best else best
+        return Trained(
+            chosen.params,
+            chosen.step,
+            progress.error if is_last_best else progress.lowest,
+            still_learning=not progress.has_stopped,
+            curve=tuple(curve),
+            all_steps=progress.all_steps,
+        )
 
     def _has_stopped(self, progress: Progress, best: TrainingState) -> bool:
         """Whether the loss does not fall any more while the rate stays."""

@@ -15,6 +15,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from farzi_hf.common.checks import check_size
 from farzi_hf.common.messages import escaped_messages
@@ -36,7 +37,11 @@ from farzi_hf.summary.inner_settings import inner_optimizer, training_arguments
 from farzi_hf.summary.origins import REAL, Origin
 from farzi_hf.summary.reading import Decoded, check_numbers, hard_rows
 from farzi_hf.summary.soft_tokens import SoftTokens
-from farzi_hf.summary.soft_training import SoftTokenCollator
+from farzi_hf.summary.soft_training import (
+    SoftTokenCollator,
+    attach_soft_inputs,
+    soft_cross_entropy,
+)
 from farzi_hf.summary.store.budget import Budget, OverBudgetError
 from farzi_hf.summary.store.card import OF_THE_DATA
 from farzi_hf.summary.store.contents import Contents
@@ -307,6 +312,45 @@ class FarziData(nn.Module):
         if "lr" not in (self.config.inner or {}):
             return None
         return inner_optimizer(self.config.inner).stock_class
+
+    def trainer(
+        self, model: PreTrainedModel, output_dir: str | os.PathLike = "student", **changes: Any
+    ) -> Trainer:
+        """The stock Trainer for a student of this summary, ready to `train()`.
+
+        It has `as_dataset()`, `collator()`, `training_arguments()` and `optimizer_cls_and_kwargs`,
+        and the model begins as the summary says, see `student_start`. Give Trainer these yourself
+        where you need other arguments of it.
+
+        Args:
+            model: a new causal model over the vocabulary of the summary, or a recommender over its
+                items. It is changed in place.
+            output_dir: as for `training_arguments`.
+            changes: arguments of `Trainer`, such as `compute_metrics`, or of `TrainingArguments`,
+                such as `seed`.
+
+        Raises:
+            ValueError: the model has another vocabulary, or see `training_arguments`.
+        """
+        embedding = model.get_input_embeddings()
+        entries = getattr(embedding, "num_embeddings", None)
+        if entries != self.config.vocab_size:
+            raise ValueError(
+                f"model has {entries} entries in its vocabulary, and the summary has"
+                f" {self.config.vocab_size}: make the model for the summary's tokenizer or items"
+            )
+        self.student_start.set_into(model, self.forms.labels.model)
+        of_trainer = signature(Trainer).parameters
+        settings = {name: x for name, x in changes.items() if name not in of_trainer}
+        arguments = {
+            "args": self.training_arguments(output_dir, **settings),
+            "train_dataset": self.as_dataset(),
+            "data_collator": self.collator(),
+            "compute_loss_func": soft_cross_entropy,
+            "optimizer_cls_and_kwargs": self.optimizer_cls_and_kwargs,
+            **{name: x for name, x in changes.items() if name in of_trainer},
+        }
+        return Trainer(model=attach_soft_inputs(model), **arguments)
 
     def as_hard_dataset(self, samples_per_sequence: int | None = None, seed: int = 0) -> Dataset:
         """Token ids in place of soft tokens, for models and trainers that take only ids.

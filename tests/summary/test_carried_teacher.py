@@ -228,6 +228,29 @@ def test_stock_trainer(kind, inputs, tmp_path):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
+def test_one_line_makes_the_stock_trainer_with_all_that_students_had(tmp_path):
+    """Without `optimizer_cls_and_kwargs`, which is easily forgotten, Trainer has AdamW."""
+    farzi = carried()
+    model = tiny_model("gpt2")
+    before = model.get_input_embeddings().weight.detach().clone()
+    metrics = {"compute_metrics": lambda prediction: {}}
+    trainer = farzi.trainer(model, tmp_path, max_steps=2, per_device_train_batch_size=4, **metrics)
+    assert trainer.compute_metrics is metrics["compute_metrics"]
+    assert not torch.equal(model.get_input_embeddings().weight, before)  # it begins warm
+    assert trainer.train().global_step == 2
+    optimizer = farzi.optimizer_cls_and_kwargs[0]
+    assert isinstance(getattr(trainer.optimizer, "optimizer", trainer.optimizer), optimizer)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_student_of_another_vocabulary_is_named(tmp_path):
+    """It was an IndexError."""
+    model = tiny_model("gpt2")
+    model.resize_token_embeddings(V - 3)
+    with pytest.raises(ValueError, match=f"model has {V - 3} entries .* the summary has {V}"):
+        carried().trainer(model, tmp_path)
+
+
 @pytest.mark.parametrize("num_rows", [None, 8])
 def test_a_resumed_student_reads_the_rows_that_it_would_have_read(num_rows, tmp_path):
     farzi, found = carried(), {}
