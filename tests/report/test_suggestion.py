@@ -167,8 +167,22 @@ def damaged(folder, name):
     return path
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "farzi.safetensors"])
-@pytest.mark.parametrize("gone", [True, False])
+@pytest.mark.parametrize(
+    ("name", "gone"),
+    [
+        ("farzi.safetensors", True),
+        ("model.safetensors", False),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("model.safetensors", True),
+                ("config.json", True),
+                ("config.json", False),
+                ("farzi.safetensors", False),
+            )
+        ),
+    ],
+)
 def test_a_model_that_is_gone_or_damaged_is_made_again(text, tmp_path, name, gone):
     """A flipped bit in a teacher made another summary, without a word; a folder that was gone ended
     in a traceback.
