@@ -53,6 +53,7 @@ class Measured:
         seconds: mean time of one training; of counting, where a model only counts.
         way: how it was trained, in words, where trials have chosen that.
         still_learning: whether more steps would have given better students.
+        is_model: whether it is one finished model, of which nothing was trained for the row.
     """
 
     method: str
@@ -62,6 +63,7 @@ class Measured:
     seconds: float | None = None
     way: str = ""
     still_learning: bool = False
+    is_model: bool = False
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Measured:

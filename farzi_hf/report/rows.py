@@ -82,9 +82,29 @@ def teacher(c: Comparison) -> Measured | None:
     if c.carrier is None and c.farzi.carried is None:
         return None
     farzi = c.carrier() if c.farzi.carried is None else c.farzi
-    return Measured(
-        "teacher", [c.statistics(prediction_of(farzi.teacher), c.splits["test"])], farzi.nbytes
+    statistics = c.statistics(prediction_of(farzi.teacher), c.splits["test"])
+    return Measured("teacher", [statistics], farzi.nbytes, is_model=True)
+
+
+def mixed(c: Comparison) -> Measured | None:
+    """The carried teacher and the best counted model, mixed: two models that one has without a
+    training. None where there is no such teacher, or scores cannot be mixed.
+    """
+    if c.farzi.carried is None:
+        return None
+    splits = c.splits
+    found = c.task.mixed(
+        partial(c.outputs, prediction_of(c.farzi.teacher)),
+        splits["train"],
+        splits["validation"],
+        splits["test"],
+        c.learner.vocab_size,
+        c.length,
     )
+    if found is None:
+        return None
+    name, statistics = found
+    return Measured(name, [statistics], c.farzi.nbytes + c.nbytes(splits["train"]), is_model=True)
 
 
 def on_real_rows(share: float) -> Callable[[Comparison], Measured | None]:
@@ -223,6 +243,7 @@ BASELINES: dict[str, Baseline] = {
     # what it takes no outer step to make
     "packed_teacher": of_data(packed_teacher),
     "teacher": of_data(teacher),
+    "mixed": of_data(mixed),
     # real rows in the place of those that are made up
     "soft_1": of_data(on_real_rows(0.01)),
     "soft_10": of_data(on_real_rows(0.1)),

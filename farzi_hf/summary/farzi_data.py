@@ -15,6 +15,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -324,7 +325,9 @@ class FarziData(nn.Module):
         Args:
             model: a new causal model over the vocabulary of the summary, or a recommender over its
                 items. It is changed in place.
-            output_dir, changes: as for `training_arguments`.
+            output_dir: as for `training_arguments`.
+            changes: arguments of `Trainer`, such as `compute_metrics`, or of `TrainingArguments`,
+                such as `seed`.
 
         Raises:
             ValueError: the model has another vocabulary, or see `training_arguments`.
@@ -337,14 +340,17 @@ class FarziData(nn.Module):
                 f" {self.config.vocab_size}: make the model for the summary's tokenizer or items"
             )
         self.student_start.set_into(model, self.forms.labels.model)
-        return Trainer(
-            model=attach_soft_inputs(model),
-            args=self.training_arguments(output_dir, **changes),
-            train_dataset=self.as_dataset(),
-            data_collator=self.collator(),
-            compute_loss_func=soft_cross_entropy,
-            optimizer_cls_and_kwargs=self.optimizer_cls_and_kwargs,
-        )
+        of_trainer = signature(Trainer).parameters
+        settings = {name: x for name, x in changes.items() if name not in of_trainer}
+        arguments = {
+            "args": self.training_arguments(output_dir, **settings),
+            "train_dataset": self.as_dataset(),
+            "data_collator": self.collator(),
+            "compute_loss_func": soft_cross_entropy,
+            "optimizer_cls_and_kwargs": self.optimizer_cls_and_kwargs,
+            **{name: x for name, x in changes.items() if name in of_trainer},
+        }
+        return Trainer(model=attach_soft_inputs(model), **arguments)
 
     def as_hard_dataset(self, samples_per_sequence: int | None = None, seed: int = 0) -> Dataset:
         """Token ids in place of soft tokens, for models and trainers that take only ids.

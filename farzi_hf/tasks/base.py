@@ -217,6 +217,24 @@ class Task(ABC):
         return {row.method: row.statistics for row in rows}
 
     @abstractmethod
+    def mixed(
+        self,
+        outputs: Outputs,
+        train: Dataset,
+        validation: Dataset,
+        test: Dataset,
+        vocab_size: int,
+        length: int,
+    ) -> tuple[str, np.ndarray] | None:
+        """The row of a network mixed with the best counted model: its name, and the statistics on
+        the test sequences. None where scores cannot be mixed.
+
+        Args:
+            outputs: of the network.
+            length: as for `statistics`.
+        """
+
+    @abstractmethod
     def nats(self, statistics: np.ndarray) -> float | None:
         """The loss that trainings minimise, of these statistics, in nats a token; None where
         the metrics depend on ranks alone, so that no loss can be told from them.

@@ -423,6 +423,9 @@ class Recommendation(Task):
         rules = SequenceRules.fit(train, vocab_size, validation)
         yield rules.name, rules.statistics, rules.nbytes
 
+    def mixed(self, *given: Any) -> None:
+        """None: ranks of rules and of a network have no common unit."""
+
     def nats(self, statistics: np.ndarray) -> float | None:
         return None
 

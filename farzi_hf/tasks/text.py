@@ -37,6 +37,7 @@ from farzi_hf.tasks.base import (
     shown_name,
 )
 from farzi_hf.tasks.counted_text import KneserNey
+from farzi_hf.tasks.mixture import SHARES, Mixture
 
 # -- metrics ---------------------------------------------------------------------------------------
 
@@ -148,6 +149,9 @@ def perplexity_interval(statistics: np.ndarray, **settings: Any) -> tuple[float,
         return np.mean(corpus_perplexity(sentences))
 
     return bootstrap_interval(totals, mean_perplexity, **settings)
+
+
+_MIXED = 300  # rows of the validation part that choose the share of a mixture
 
 
 class TokenMetrics(evaluate.Metric):
@@ -509,6 +513,24 @@ class LanguageModeling(Task):
         yield "interpolated bigram", totals(bigram), None
         ngrams = KneserNey.fit(train, vocab_size, validation)
         yield ngrams.name, ngrams.statistics, ngrams.nbytes
+
+    def mixed(
+        self,
+        outputs: Outputs,
+        train: Dataset,
+        validation: Dataset,
+        test: Dataset,
+        vocab_size: int,
+        length: int,
+    ) -> tuple[str, np.ndarray]:
+        ngrams = KneserNey.fit(train, vocab_size, validation)
+        some = validation.select(range(min(_MIXED, len(validation))))
+
+        def loss(mixture: Mixture) -> float:
+            return self.nats(self.statistics(mixture.outputs(outputs), some, length))
+
+        best = min((Mixture(ngrams, share) for share in SHARES), key=loss)
+        return best.name, self.statistics(best.outputs(outputs), test, length)
 
     def nats(self, statistics: np.ndarray) -> float | None:
         return math.log(self.metrics(statistics)["perplexity"])

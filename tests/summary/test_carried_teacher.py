@@ -233,7 +233,9 @@ def test_one_line_makes_the_stock_trainer_with_all_that_students_had(tmp_path):
     farzi = carried()
     model = tiny_model("gpt2")
     before = model.get_input_embeddings().weight.detach().clone()
-    trainer = farzi.trainer(model, tmp_path, max_steps=2, per_device_train_batch_size=4)
+    metrics = {"compute_metrics": lambda prediction: {}}
+    trainer = farzi.trainer(model, tmp_path, max_steps=2, per_device_train_batch_size=4, **metrics)
+    assert trainer.compute_metrics is metrics["compute_metrics"]
     assert not torch.equal(model.get_input_embeddings().weight, before)  # it begins warm
     assert trainer.train().global_step == 2
     optimizer = farzi.optimizer_cls_and_kwargs[0]
