@@ -398,7 +398,8 @@ def compare(
     given = {"train": train, "validation": test if validation is None else validation, "test": test}
     splits = DatasetDict({name: with_ids(trainer.task, rows) for name, rows in given.items()})
     c = Comparison.of_trainer(trainer, splits)
-    measured = first_rows(c)
+    start = "" if c.farzi.carried is None else f", {c.training.student_start.word} start"
+    measured = first_rows(c, f"Farzi{start}")
     more = [BASELINES[name](c, measured[0]) for name in baselines]
     measured.extend(row for row in more if row is not None)
     rows = [c.row(row) for row in measured]

@@ -234,6 +234,16 @@ def test_compare_answers_for_a_trainer_in_python(tmp_path, sequences, tokenizer)
     assert found.verdict.facts["bytes"] == trainer.model.nbytes
 
 
+@pytest.mark.parametrize(("start", "word"), [("teacher", "warm"), ("random", "random")])
+def test_a_row_names_the_start_of_its_students(tmp_path, sequences, tokenizer, start, word):
+    settings = {"labels": "teacher", "inputs": "drawn", "packing_steps": 2, "student_start": start}
+    trainer = tiny_trainer(
+        tmp_path / "out", sequences, tokenizer, max_steps=0, teacher_steps=4, **settings
+    )
+    trainer.train()
+    assert compare(trainer, sequences["test"]).rows[0]["method"] == f"Farzi, {word} start"
+
+
 def test_compare_needs_rows_and_known_baselines(tmp_path, sequences, tokenizer):
     trainer = tiny_trainer(tmp_path / "out", sequences, tokenizer)
     with pytest.raises(ValueError, match="baselines: 'no' is unknown"):
