@@ -237,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     final = smooth.with_optimizer(
         replace(smooth.replay.optimizer, eps=args.epsilon, lr=args.learning_rate)
     )
-    if args.warm:
+    if not args.cold:
         smooth = replace(smooth, warm=final)
     parts = {
         name: {args.target: rows_of(pool, texts, args.max_length)}
@@ -297,14 +297,14 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--learning_rate", type=float, default=1e-2)
     parser.add_argument("--epsilon", type=float, default=1e-4, help="of Adam")
-    parser.add_argument("--smooth_learning_rate", type=float, default=5e-3)
+    parser.add_argument("--smooth_learning_rate", type=float, default=3e-3)
     parser.add_argument(
         "--smooth_epsilon", type=float, default=1e-2, help="these two where weights are learnt"
     )
     parser.add_argument("--outer_steps", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--trainings", type=int, default=3, help="fresh models for each way")
     parser.add_argument(
-        "--warm", action="store_true", help="weights are learnt in models that are trained already"
+        "--cold", action="store_true", help="weights are learnt in models that begin from nothing"
     )
     parser.add_argument("--quiet", action="store_true", help="no bar")
     parser.add_argument("--only", nargs="*", default=[], help="names of ways; all by default")

@@ -199,7 +199,7 @@ def outer_steps(
     kept = None if folder is None else _Kept(folder, first, begin)
     if kept is not None:
         state = kept.read(state)
-    of_step = first.gradients(range(len(targets)))
+    of_step = gradients_of(trainings, targets, 1, adjoint)
     bar = bar_of(trainings, steps * of_step) if progress is None else progress
     bar.update(min(state.steps, steps) * of_step)
     while state.steps < steps:
@@ -245,6 +245,7 @@ def influence_of(
     """
     scorer = _scorer(trainings, targets, learnt, number, adjoint)
     bar = tqdm(disable=True) if progress is None else progress
+    bar.update(trainings.warming_steps)
     return scorer.of_group(range(len(targets)), bar), trainings.reads_of(scorer.replay)
 
 
@@ -258,8 +259,9 @@ def gradients_of(
     trainings: Trainings, targets: Mapping[str, Dataset], steps: int, adjoint: Adjoint | None = None
 ) -> int:
     """What outer steps cost, in gradients of a step of training."""
-    begin = RowWeights(torch.ones(trainings.num_rows))
-    return steps * _scorer(trainings, targets, begin, 0, adjoint).gradients(range(len(targets)))
+    replay = trainings.replay
+    scorer = Scorer(replay, Targets(replay, targets), replay.ones, adjoint)
+    return steps * (trainings.warming_steps + scorer.gradients(range(len(targets))))
 
 
 def _scorer(

@@ -79,10 +79,13 @@ def gradients_of_smoothness(trainings: Trainings, targets: Mapping[str, Dataset]
 
 
 def smooth_enough(
-    trainings: Trainings, targets: Mapping[str, Dataset]
+    trainings: Trainings, targets: Mapping[str, Dataset], warm: bool = True
 ) -> tuple[Trainings, list[str]]:
     """The trainings to learn weights in: the Trainer's own, or the first smooth ones with a larger
     ε of Adam, and then with a lower rate. And lines that say what was measured.
+
+    Args:
+        warm: whether they start where trainings on all rows end, see `Trainings.warmed`.
 
     Raises:
         ValueError: none of them is smooth enough.
@@ -92,9 +95,10 @@ def smooth_enough(
     if isinstance(own, InnerAdam):
         tried += [replace(own, lr=share * own.lr, eps=max(own.eps, eps)) for share, eps in _GENTLER]
     said = []
+    first = trainings.warmed() if warm else trainings
     for each in dict.fromkeys(tried):
-        candidate = trainings.with_optimizer(each)
-        with bar_of(trainings, gradients_of_smoothness(trainings, targets)) as bar:
+        candidate = first.with_optimizer(each)
+        with bar_of(trainings, gradients_of_smoothness(candidate, targets)) as bar:
             bar.set_postfix_str("is it smooth?")
             found = smoothness(candidate, targets, bar)
         eps = f", ε {each.eps:g}" if isinstance(each, InnerAdam) else ""

@@ -49,6 +49,33 @@ class Trainings:
         """The same with another optimizer."""
         return replace(self, replay=replace(self.replay, optimizer=optimizer))
 
+    def warmed(self) -> Trainings:
+        """The same, which start where these end if they read all rows equally often.
+
+        A model that begins from nothing learns first how often words occur, and rows teach that
+        whose order or answers are spoilt, too. So scores tell more of rows in a model that is
+        trained already.
+        """
+        return replace(self, warm=self)
+
+    def end(self, number: int) -> Parameters:
+        """θ_T of one of the trainings on all rows, equally often. The last one is kept, because it
+        is asked for more than once.
+        """
+        if number not in self._ends:
+            self._ends.clear()
+            self._ends[number] = self.training(torch.ones(self.num_rows), number).train()
+        return self._ends[number]
+
+    @cached_property
+    def _ends(self) -> dict[int, Parameters]:
+        return {}
+
+    @property
+    def warming_steps(self) -> int:
+        """How many steps come before the start of a training."""
+        return 0 if self.warm is None else self.warm.replay.steps
+
     @property
     def num_rows(self) -> int:
         """n."""
@@ -76,10 +103,7 @@ class Trainings:
     def _start(self, number: int) -> Parameters:
         """θ_0 of a training."""
         if self.warm is not None:
-            if number not in self._warm_starts:
-                warming = self.warm.training(torch.ones(self.num_rows), number)
-                self._warm_starts[number] = warming.train()
-            return self._warm_starts[number]
+            return self.warm.end(number)
         trainer = self.replay.trainer
         if trainer.model_init is None:
             return self.replay.start
@@ -88,11 +112,6 @@ class Trainings:
         model = getattr(model, "get_base_model", lambda: model)()
         # What does not train stays a parameter, by which it is known as a constant.
         return {name: x.detach() if x.requires_grad else x for name, x in model.named_parameters()}
-
-    @cached_property
-    def _warm_starts(self) -> dict[int, Parameters]:
-        """Those that were made, by the number of the training: each is asked for more than once."""
-        return {}
 
     def reads_of(self, training: Replay) -> Tensor:
         """(n,): how often each row is read in a training."""

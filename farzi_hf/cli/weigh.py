@@ -65,7 +65,7 @@ def command(argv: Sequence[str]) -> None:
         trainings = Trainings.of(setup.trainer(), args.seed)
         target = {"target": parts["target"]}
         say("How smooth this training is, by one influence and two trainings for each ε:")
-        smooth, said = smooth_enough(trainings, target)
+        smooth, said = smooth_enough(trainings, target, not args.cold)
         for line in said:
             say(f"  {line}")
         folder = output.with_name(f".{output.name}-parts")
@@ -124,6 +124,12 @@ def _parser() -> ArgumentParser:
         type=int,
         default=3,
         help="fresh models that compare the ways to choose, each (default: 3)",
+    )
+    parser.add_argument(
+        "--cold",
+        action="store_true",
+        help="learn weights from the model's own start, not after a training on all rows; for a"
+        " model that knows its language",
     )
     parser.add_argument("--revision", help="of a data set of the Hub")
     parser.add_argument("--licence", help="of the data, as the Hub names it, for the card")

@@ -193,7 +193,8 @@ def test_a_mixture_moves_to_the_groups_that_help_and_less_where_their_rows_disag
 
 
 def test_rows_like_the_target_stay(tmp_path):
-    farzi = weigh(stock(tmp_path), target(), outer_steps=4, keep=GOOD, check_smoothness=False)
+    how = {"outer_steps": 4, "keep": GOOD, "warm": False, "check_smoothness": False}
+    farzi = weigh(stock(tmp_path), target(), **how)
     assert isinstance(farzi, FarziData)
     assert farzi.weights.shape == (GOOD + BAD,)
     assert int((farzi.weights[:GOOD] > 0).sum()) >= 10
@@ -328,7 +329,10 @@ def test_a_larger_epsilon_is_taken_where_the_training_is_rough(tmp_path, monkeyp
     smooth = Trainings.of(stock(tmp_path))
     chosen, said = smooth_enough(smooth, {"target": target()})
     assert chosen.replay.optimizer == smooth.replay.optimizer
+    assert chosen.warm is smooth
     assert len(said) == 1
+    cold, _ = smooth_enough(smooth, {"target": target()}, warm=False)
+    assert cold.warm is None
 
 
 # -- ways to choose --------------------------------------------------------------------------------
