@@ -154,6 +154,7 @@ def _first_position(name: str) -> int:
 # -- a model, looked at ----------------------------------------------------------------------------
 
 
+@torch.no_grad()
 def tables_of(model: PreTrainedModel) -> Tables:
     """What a trained model knows of the vocabulary's entries, as float32 on the CPU."""
     look = _Look(model)
