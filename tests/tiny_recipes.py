@@ -11,6 +11,7 @@ from datasets import DatasetDict
 
 from farzi_hf.data import TEXTS, Interactions, load_sample_interactions, load_sample_text
 from farzi_hf.metrics import bootstrap_interval
+from farzi_hf.report import full_data
 from farzi_hf.tasks import items
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
@@ -142,7 +143,7 @@ def leave_out_figures(patch: pytest.MonkeyPatch) -> None:
 
 def use_small_data(patch: pytest.MonkeyPatch) -> None:
     """Fewer of the embedded sentences and users, which `sample` and `sample_interactions` then are,
-    and fewer resamples of them.
+    fewer resamples of them, and one way to train on all of them, for a short time.
     """
     given = {
         p.name: p.default
@@ -153,6 +154,10 @@ def use_small_data(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(bootstrap_interval, "__defaults__", tuple({**given, "resamples": 100}.values()))
     patch.setitem(TEXTS, "sample", lambda data_dir: small_text())
     patch.setattr(items, "load_sample_interactions", small_interactions)
+    # tests/report/test_full_data.py has the choice of a way, and long trainings.
+    patch.setattr(full_data.FullData.__init__, "__defaults__", (full_data.WAYS[:1],))
+    patch.setattr(full_data, "_TIMED", 2)
+    patch.setattr(full_data, "_LONGER", 2)
 
 
 @cache

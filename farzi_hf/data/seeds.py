@@ -70,8 +70,8 @@ class Purpose(IntEnum):
     NEGATIVES = 40  # items among which a target is ranked
     MEMORY_ROWS = 41  # the training rows whose losses are compared with those of held-out rows
     SPARE_LABELS = 42  # the decoder of labels that have dimensions to spare
-    REAL_ROWS = 48  # windows of real rows that students read with a teacher's labels
     COUNTED_ROWS = 45  # (row): a text that a counted model writes
+    REAL_ROWS = 49  # windows of real rows that students read with a teacher's labels
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:

@@ -172,13 +172,13 @@ class FullData:
         and the best one with dropout, if the learner has any, have all.
 
         Args:
-            allowed: seconds for all trials. Ways for which they do not suffice are left out, but
-                for two.
+            allowed: seconds for all trials and the row. Ways for which they do not suffice are left
+                out, but for two.
         """
         ends = time.perf_counter() + allowed
         first: list[Tried] = []
         for way in self.ways:
-            if len(first) > 1 and time.perf_counter() + (2 + _FIRST_PART) * seconds > ends:
+            if len(first) > 1 and time.perf_counter() + (1 + _FIRST_PART) * seconds > ends:
                 break
             first.append(self.tried(way, _FIRST_PART * seconds))
         first.sort(key=lambda tried: tried.error)
@@ -187,10 +187,13 @@ class FullData:
             finalists.append(replace(first[0], way=replace(first[0].way, dropout=True)))
         finals: list[Tried] = []
         for tried in finalists:
-            if finals and time.perf_counter() + seconds > ends:
+            left = ends - time.perf_counter()
+            has_to_be_compared = not finals and len(finalists) > 1
+            # The last of these seconds are those of the row itself.
+            if left < (2 + has_to_be_compared) * seconds:
                 break
             finals.append(self.tried(tried.way, seconds, tried.step_seconds))
-        return min(finals, key=lambda tried: tried.error)
+        return min(finals or first, key=lambda tried: tried.error)
 
     def same_seconds(self, seconds: float, allowed: float = math.inf) -> Measured:
         """The row of students that train for so many seconds, in the way that is best then.

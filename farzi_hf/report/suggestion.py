@@ -57,9 +57,9 @@ from farzi_hf.summary.forms import LABELS, DrawnInputs, TeacherLabels
 from farzi_hf.tasks import Task
 from farzi_hf.tasks.counted import CountedRow
 
-_SHARES = {"learners": 0.24, "teacher": 0.30, "packing": 0.10, "students": 0.14}
+_SHARES = {"learners": 0.22, "teacher": 0.28, "packing": 0.08, "students": 0.15}
 """Of the time, for each stage; packing has it for each of two ways. The comparison has the rest."""
-_ALONE = {"learners": 0.05, "teacher": 0.49}
+_ALONE = {"learners": 0.04, "teacher": 0.44}
 """The same where there is one learner: its first teacher needs to be good enough for a first answer
 only.
 """
@@ -88,10 +88,12 @@ _FEWEST = 100
 _MOST = 20_000
 _EPOCHS = 10
 """Steps of a teacher: at most 20,000, or ten times all rows, whichever is more."""
-_AGAIN = 3.5
-"""How many trainings as long as a student's the comparison makes: the student once more, and the
-trials of all data for as many seconds.
+_AGAIN = 3.0
+"""How many trainings as long as a student's the comparison makes: the student once more, and all
+data for as many seconds, with a few trials.
 """
+_OF_COMPARISON = 0.05
+"""Of the time, for what else the comparison does: measuring, figures, files."""
 _STUDENTS = (
     (100, 10, 0.03, "drawn"),
     (300, 10, 0.03, "drawn"),
@@ -750,7 +752,7 @@ class Search:
         longest = [
             trial for trial in tried if trial.found["inner_steps"] == tried[-1].found["inner_steps"]
         ]
-        best = min(longest, key=lambda trial: (trial.error - packed.error) * trial.seconds)
+        best = min(longest, key=lambda trial: (trial.error - packed.error) * trial.training_seconds)
         return best.found["inputs"]
 
     def _has_time_for(
@@ -761,11 +763,12 @@ class Search:
         if the last one has not written any.
         """
         last = tried[-1]
-        seconds = settings["inner_steps"] / last.found["inner_steps"] * last.seconds
+        seconds = settings["inner_steps"] / last.found["inner_steps"] * last.training_seconds
         if settings["inputs"] != last.found["inputs"]:
             rows = settings["inner_steps"] * settings["synthetic_batch_size"]
             seconds += rows * self.seconds_of_row(packed, settings["inputs"])
-        return (1 + _AGAIN) * seconds <= self.left
+        measuring = last.seconds - last.training_seconds
+        return (1 + _AGAIN) * seconds + measuring + _OF_COMPARISON * 60 * self.minutes <= self.left
 
     def seconds_of_row(self, packed: Trial, inputs: str) -> float:
         """Seconds that it takes to make a row of these inputs."""
@@ -790,9 +793,17 @@ class Search:
             farzi = FarziData.from_pretrained(self.folder / packed.found["folder"])
             farzi = farzi.with_inputs(settings["inputs"])
             trainer = self.trainer(learner, farzi_data=farzi, **settings)
-            judged = self.judged(trainer, trainer.learner, trainer.students.on_summary(0))
-            why = f"error {judged['error'] - packed.error:+.3f} to its teacher"
-            return {**judged, "nbytes": packed.nbytes, "why": why, "found": dict(settings)}
+            began = time.perf_counter()
+            student = trainer.students.on_summary(0)
+            taken = time.perf_counter() - began
+            judged = self.judged(trainer, trainer.learner, student)
+            return {
+                **judged,
+                "nbytes": packed.nbytes,
+                "training_seconds": round(taken, 3),
+                "why": f"error {judged['error'] - packed.error:+.3f} to its teacher",
+                "found": dict(settings),
+            }
 
         steps = settings["inner_steps"]
         rows = f"{settings['synthetic_batch_size']} {settings['inputs']} rows"

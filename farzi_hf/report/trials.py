@@ -26,6 +26,8 @@ class Trial:
         figure: the same in the words of the task.
         nbytes: of the summary.
         seconds: of the trial.
+        training_seconds: of the training in it, without reading, writing and measuring; 0 where
+            nothing was trained.
         why: what follows from it.
         found: settings that it has tried.
         files: the checksum of each file of the folder that it has left.
@@ -36,6 +38,7 @@ class Trial:
     figure: str = ""
     nbytes: int | None = None
     seconds: float = 0.0
+    training_seconds: float = 0.0
     why: str = ""
     found: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)

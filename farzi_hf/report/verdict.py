@@ -105,6 +105,7 @@ class Alternatives:
         counted = None
         if best is not None:
             counted = beside(best, f"the counted model '{best.method}'", "farzi count DATA")
+
         def takes_no_longer(row: Measured) -> bool:
             # Trials have given that row as many seconds, and took a few more or less.
             return row.method == SAME_SECONDS or row.seconds <= AS_FAST * ours.seconds

@@ -60,8 +60,8 @@ def test_one_command_ends_with_a_verdict_and_a_second_one_goes_on(tmp_path, caps
     assert "left] " in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["farzi-mine"]
     (tmp_path / "mine.txt").write_text("\n".join(lines[:-40]), encoding="utf-8")
-    main(["distil", "mine.txt", *OPTIONS])  # other data have another
-    assert (tmp_path / "farzi-mine-2" / "summary").is_dir()
+    main(["suggest", "mine.txt", *OPTIONS])  # other data have another
+    assert (tmp_path / "farzi-mine-2" / "config.yaml").is_file()
     main(["suggest", "mine.txt", *OPTIONS, "--bytes", "1kB"])  # and so have other wishes
     assert (tmp_path / "farzi-mine-3" / "config.yaml").is_file()
 

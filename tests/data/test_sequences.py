@@ -58,6 +58,7 @@ def test_minibatches_are_epochs_in_random_order_without_the_last_incomplete_one(
     batches = minibatches(7, 3, 5, seed=1)
     assert batches.shape == (5, 3)
     assert all(len(set(epoch.flatten().tolist())) == 6 for epoch in (batches[:2], batches[2:4]))
+    assert batches[:2].tolist() != batches[2:4].tolist()  # each epoch has an order of its own
     assert (
         batches.tolist()
         == minibatches(7, 3, 8, seed=1)[:5].tolist()

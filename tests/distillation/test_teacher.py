@@ -20,6 +20,7 @@ from farzi_hf.data import SequenceCollator, flatten_sequences
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
+from farzi_hf.distillation import teacher as teacher_module
 from farzi_hf.distillation.learner import whole
 from farzi_hf.distillation.packing import _rounded, _with_scales
 from farzi_hf.distillation.rows import RealData, real_batches, validation_loss
@@ -539,6 +540,16 @@ def test_scales_of_few_rows_and_of_columns_far_from_zero_keep_the_numbers(rows):
     )
     params = _rounded(_with_scales({"w": weight}, 31), 31)
     torch.testing.assert_close(params["w"], weight, rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch_size", "rows"), [(10, 4, 256), (400, 4, 256), (4000, 64, 3200)]
+)
+def test_a_few_held_out_rows_are_always_worth_their_time(steps, batch_size, rows, monkeypatch):
+    """Else as many as half the steps between two of forty evaluations read."""
+    monkeypatch.setattr(teacher_module, "validation_loss", lambda learner, data, most: most)
+    training = TeacherTraining(InnerAdam(0.1), steps=steps, batch_size=batch_size)
+    assert training.validation(None, None) == rows
 
 
 def test_room_for_the_labels_of_a_given_teacher(make):

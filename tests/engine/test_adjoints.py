@@ -89,6 +89,14 @@ def test_window_differentiates_the_last_steps_only(
 
 
 @every_adjoint
+def test_a_window_of_all_steps_but_one_leaves_no_gradient_in_the_start(adjoint: Adjoint) -> None:
+    problem = mp.mlp()
+    found = meta_gradient(problem, ADAM, 4, window=3, adjoint=adjoint)
+    assert_exact(problem, found, reference("mlp", "adam", 4, 3), adjoint)
+    assert not any(x.any() for x in found[:4])
+
+
+@every_adjoint
 @pytest.mark.parametrize("optimizer", ["adam_decay_schedule", "sgd_decay_schedule"])
 def test_first_step_numbers_minibatches_and_schedule(optimizer: str, adjoint: Adjoint) -> None:
     problem = mp.mlp()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import meta_problems as mp
 import pytest
@@ -47,6 +48,16 @@ def test_every_optimizer_that_a_config_can_name_is_tried() -> None:
     assert set(engine.OPTIMIZERS.values()) - differentiated == {
         engine.InnerSoap
     }  # tests/engine/test_soap.py
+
+
+@pytest.mark.parametrize("optimizer", [InnerAdam(lr=0.1), InnerSGD(lr=0.1)], ids=repr)
+def test_parameters_without_a_gradient_stay_unless_they_decay_or_a_norm_is_taken(
+    optimizer: InnerOptimizer,
+) -> None:
+    """A norm is a sum over all parameters, and its last bits depend on how many zeros it sums."""
+    assert optimizer.keeps_unused
+    assert not replace(optimizer, weight_decay=0.1).keeps_unused
+    assert not replace(optimizer, max_grad_norm=1.0).keeps_unused
 
 
 @pytest.mark.parametrize("name", TWINS)

@@ -49,6 +49,26 @@ def test_a_gradient_that_cannot_be_reproduced_is_an_error() -> None:
         loss.backward()
 
 
+def test_a_first_gradient_that_differs_by_little_is_an_error() -> None:
+    """The parameters come back to the start in any case: the accumulators alone show it, by their
+    last bits.
+    """
+    problem = mp.mlp()
+    steps_seen = []
+
+    def noisy(params: dict, inputs: tuple, step: int) -> Tensor:
+        is_first_in_reverse = step == 1 and 1 in steps_seen
+        steps_seen.append(step)
+        loss = problem.inner_loss(params, inputs, step)
+        return loss * (1 + 1e-9) if is_first_in_reverse else loss
+
+    loss = outer_loss(
+        unroll(noisy, *problem.arguments[1:], optimizer=ADAM, steps=6, adjoint=Reversible())
+    )
+    with pytest.raises(ReplayError, match=r"did not come back .* before step 1: "):
+        loss.backward()
+
+
 @pytest.fixture(params=["looked at", "unseen"])
 def looks(request, monkeypatch):
     """On a GPU nobody looks at numbers between the steps."""

@@ -210,6 +210,7 @@ def test_recommendations_are_the_best_scores_after_the_history(kind):
         scores = model(torch.tensor([history[-(LENGTH - 1) :]])).logits[0, -1]
         assert row.tolist() == (scores[1:].argsort(descending=True, stable=True) + 1).tolist()
     unseen = model.recommend(histories, 3)
+    assert not model.training  # as before
     for row, ranked, history in zip(unseen, everything, histories, strict=True):
         assert row.tolist() == [item for item in ranked.tolist() if item not in history][:3]
     torch.nn.init.zeros_(model.output.weight)

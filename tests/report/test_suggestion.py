@@ -167,8 +167,22 @@ def damaged(folder, name):
     return path
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "farzi.safetensors"])
-@pytest.mark.parametrize("gone", [True, False])
+@pytest.mark.parametrize(
+    ("name", "gone"),
+    [
+        ("farzi.safetensors", True),
+        ("model.safetensors", False),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("model.safetensors", True),
+                ("config.json", True),
+                ("config.json", False),
+                ("farzi.safetensors", False),
+            )
+        ),
+    ],
+)
 def test_a_model_that_is_gone_or_damaged_is_made_again(text, tmp_path, name, gone):
     """A flipped bit in a teacher made another summary, without a word; a folder that was gone ended
     in a traceback.
@@ -499,10 +513,12 @@ def test_a_longer_student_is_not_tried_where_given_steps_leave_no_time(text, tmp
         Trial("teacher", found={"learner": GPT2}),
         Trial("packed", 1.0, found={"storage": "coded6"}),
     )
-    seconds = 10.0  # after two of them, 40 s are left: not enough for 1 + 3.5 more
+    seconds = 10.0  # after two of them, 40 s are left: not enough for 1 + 3 more
 
     def student(learner, packed, settings):
-        made.trials.append(Trial("student", 2.0, seconds=seconds, found=settings))
+        made.trials.append(
+            Trial("student", 2.0, seconds=seconds, training_seconds=seconds, found=settings)
+        )
         return made.trials[-1]
 
     made.student = student
@@ -608,7 +624,9 @@ def test_longer_students_read_what_teaches_more_in_a_second(
     def student(learner, packed, settings):
         i = len(read)
         read.append(settings["inputs"])
-        return Trial("student", [*errors, 1.5][i], seconds=[*seconds, 1][i], found=settings)
+        return Trial(
+            "student", [*errors, 1.5][i], training_seconds=[*seconds, 1][i], found=settings
+        )
 
     found.student = student
     found.seconds_of_row = lambda packed, inputs: 0.0
@@ -678,7 +696,7 @@ def test_rows_that_take_long_to_write_are_not_tried(text, tmp_path):
 
         def student(learner, packed, settings, read=read):
             read.append(settings["inputs"])
-            return Trial("student", 2.0, seconds=1.0, found=settings)
+            return Trial("student", 2.0, training_seconds=1.0, found=settings)
 
         found.student = student
         found.seconds_of_row = lambda packed, inputs, each=each: each
@@ -727,7 +745,7 @@ def test_a_search_stops_where_counting_will_win(behind, slope, stopped, wins, te
     assert "farzi count DATA" in str(said)
     assert ("learns no more" in str(said)) == stopped
     if not stopped:  # 6 s · e⁵ for the teacher alone
-        assert said.minutes == pytest.approx(6 * np.exp(5) / 0.49 / 60, rel=0.01)
+        assert said.minutes == pytest.approx(6 * np.exp(5) / 0.44 / 60, rel=0.01)
         assert "--minutes 35 would be enough" in str(said)
 
 

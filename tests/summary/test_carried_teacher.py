@@ -356,7 +356,7 @@ def test_sizes_of_the_fixed_form_are_checked_before_any_work(inputs, sizes, mess
         (1, True, "fork"),
         (2, False, "fork"),
         (2, True, "fork"),
-        (2, True, "spawn"),
+        pytest.param(2, True, "spawn", marks=pytest.mark.slow),  # workers import all libraries
     ],
 )
 def test_the_next_epoch_goes_on_where_the_last_one_ended(workers, persistent, start):

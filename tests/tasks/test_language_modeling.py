@@ -107,6 +107,24 @@ def test_evaluate_module(batch):
     assert metric.compute() == pytest.approx(expected)
 
 
+def test_statistics_are_in_the_order_of_the_sequences():
+    """The model reads them by length."""
+    sequences = Dataset.from_dict({"input_ids": [[1] * 3, [2] * 4, [3] * 5, [4] * 2]})
+    read = []
+
+    def outputs(rows, statistic):
+        read.extend(len(row["input_ids"]) for row in rows)
+        tensors = [torch.tensor(row["input_ids"])[None] for row in rows]
+        return [
+            statistic(torch.zeros(*ids.shape, 7), {"labels": ids})[0].numpy() for ids in tensors
+        ]
+
+    statistics = text_task.LanguageModeling(None).statistics(outputs, sequences, 5)
+    assert read == [2, 3, 4, 5]
+    assert statistics.shape == (4, 1, 3)
+    assert statistics[:, 0, 2].tolist() == [2, 3, 4, 1]  # predicted tokens
+
+
 def test_pad_statistics_of_ragged_rows():
     padded = pad_statistics([[[1.0, 0.0, 1.0]], [], [[2.0, 1.0, 1.0], [3.0, 0.0, 1.0]]])
     assert padded.shape == (3, 2, 3)

@@ -388,3 +388,11 @@ def test_a_repository_of_other_data_is_refused(hub):
     repository.commit("main", {".gitattributes": b"", "README.md": b"empty"})
     tiny().push_to_hub("user/mine")
     assert files_of(hub, name="user/mine") == PLAIN
+
+
+def test_files_of_others_that_a_push_does_not_replace_are_no_hindrance(hub):
+    repository = hub.repositories["user/mine"] = Repository()
+    repository.commit("main", {".gitattributes": b"", "notes.txt": b"mine"})
+    tiny().push_to_hub("user/mine")
+    assert files_of(hub, name="user/mine") == PLAIN | {"notes.txt"}
+    assert repository.files()["notes.txt"] == b"mine"
