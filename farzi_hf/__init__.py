@@ -29,6 +29,7 @@ _ROOMS = {
         "FarziConfig FarziTrainer Learner MetaMatching GradientMatching TrajectoryMatching"
         " TrajectoryBank PretrainedStarts record_trajectories"
     ),
+    "attribution": "attribute weigh",
     "report": "count suggest",
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}

@@ -15,7 +15,7 @@ from tiny_trainer import begin_process, logged, tensors, tiny_data, tiny_trainer
 from transformers import Trainer
 
 from farzi_hf import FarziTrainer, record_trajectories
-from farzi_hf.attribution import attribute
+from farzi_hf.attribution import attribute, weigh
 from farzi_hf.cli import main
 from farzi_hf.data import SequenceCollator
 from farzi_hf.distillation.inner_training import Students
@@ -123,3 +123,13 @@ def attributed(
     trainer.train()
     leave(trainer, scores=found.token_scores, losses=found.losses, far=found.check(trainer.model))
     main(command)
+
+
+def weighed(settings: dict[str, Any], environment: dict[str, str], log: Path, dying: None) -> None:
+    """`weigh`."""
+    begin_process(environment, log)
+    folder, rows, target = (settings.pop(name) for name in ("output_dir", "rows", "target"))
+    data, target = (Dataset.from_dict({"input_ids": ids}) for ids in (rows, target))
+    trainer = Trainer(tiny_model("gpt2"), arguments(folder, **settings), SequenceCollator(0), data)
+    how = {"outer_steps": 2, "keep": 6, "resume_dir": Path(folder, "parts")}
+    leave(trainer, weights=weigh(trainer, target, **how).weights)

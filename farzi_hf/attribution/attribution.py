@@ -7,8 +7,9 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,28 +19,46 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from transformers import PreTrainedModel, Trainer
 
+from farzi_hf.attribution.groups import Groups, intervals_over_trainings
+from farzi_hf.attribution.queries import queries_of
 from farzi_hf.attribution.replay import Replay
 from farzi_hf.attribution.scoring import KeptScores, Scorer
 from farzi_hf.common.files import is_taken
-from farzi_hf.data import IGNORED, vocabulary_of
+from farzi_hf.common.text import markdown_text
+from farzi_hf.data import vocabulary_of
 from farzi_hf.distillation import Parameters
 from farzi_hf.engine import Adjoint, Tape
 
 _SCORES_FILE = "scores.safetensors"
+_GROUP_SCORES = "group_scores_of_trainings"
+_HEAT_MAP = "groups.png"
+_SHOWN_GROUPS = 60
 _CARD = """---
 configs:
 - config_name: rows
   data_files: rows.parquet
   default: true
 - config_name: queries
-  data_files: queries.parquet
+  data_files: queries.parquet{config_of_groups}
 ---
-Influence of {n:,} training rows on {m:,} queries (`farzi_hf.attribution`). A positive score: the row lowered the query's loss. To first
-order it is the rise of the loss, in nats per token, of a training without the row.
-"""  # noqa: E501
+Influence of {n:,} training rows on {m:,} queries (`farzi_hf.attribution`). A positive score: the
+row lowered the query's loss. To first order it is the rise of the loss, in nats per token, of a
+training without the row.
+{page_of_groups}"""
+_CONFIG_OF_GROUPS = """
+- config_name: groups
+  data_files: groups.parquet"""
+_PAGE_OF_GROUPS = """
+The mean score of a row of each group, in standard deviations of a row's score for that query, with
+95 % intervals over {over}:
+
+{table}
+
+![groups](groups.png)
+"""
 
 
 class ScoredToken(NamedTuple):
@@ -89,6 +108,81 @@ class Attribution:
     """
     tokens: list[list[str]] = field(default_factory=list, repr=False)
     """Of the n training rows, as they are written; empty without `token_scores`."""
+    groups: Groups | None = field(default=None, repr=False)
+    """Of the n training rows, if `attribute` was told of groups."""
+    group_scores_of_trainings: Tensor | None = field(default=None, repr=False)
+    """(K, m, G), the group scores of K trainings whose mean this is; None of a single one."""
+
+    @classmethod
+    def pooled(cls, of_trainings: Sequence[Attribution]) -> Attribution:
+        """The mean of attributions of the same rows and queries to several trainings, such as those
+        of other seeds. Intervals of groups are then over trainings.
+
+        Raises:
+            ValueError: there are fewer than two, or their rows, queries or groups differ.
+        """
+        first, *others = of_trainings
+        is_same = all(
+            (each.texts, each.queries, each.groups) == (first.texts, first.queries, first.groups)
+            for each in others
+        )
+        if not others or not is_same:
+            raise ValueError(
+                f"of_trainings has {len(of_trainings)} attributions; give two or more, of the same"
+                " rows, queries and groups"
+            )
+        of_groups = None
+        if first.groups is not None:
+            of_groups = torch.stack([each.group_scores for each in of_trainings])
+        return cls(
+            scores=torch.stack([each.scores for each in of_trainings]).mean(0),
+            losses=torch.stack([each.losses for each in of_trainings]).mean(0),
+            texts=first.texts,
+            queries=first.queries,
+            facts={**first.facts, "trainings": len(of_trainings)},
+            groups=first.groups,
+            group_scores_of_trainings=of_groups,
+        )
+
+    @property
+    def group_names(self) -> list[str]:
+        """The G groups in the order of their first rows; none without groups."""
+        return [] if self.groups is None else self.groups.names
+
+    @cached_property
+    def group_scores(self) -> Tensor:
+        """(m, G): the mean score of a row of the group, in nats per token. Rows that no step has
+        read count, with 0.
+
+        Raises:
+            ValueError: there are no groups.
+        """
+        return self._groups.means(self.scores)
+
+    @cached_property
+    def group_intervals(self) -> Tensor:
+        """(m, G, 2): 95 % intervals of `group_scores`, over several trainings if these were pooled,
+        and over the rows of a group otherwise; NaN where a group has one row.
+        """
+        if self.group_scores_of_trainings is None:
+            return self._groups.intervals(self.scores)
+        return intervals_over_trainings(self.group_scores_of_trainings)
+
+    @property
+    def row_deviations(self) -> Tensor:
+        """(m,): the standard deviation of the rows' scores, in which group scores of different
+        queries can be compared.
+        """
+        return self.scores.std(1)
+
+    @property
+    def _groups(self) -> Groups:
+        if self.groups is None:
+            raise ValueError(
+                "this attribution has no groups; give attribute(…, groups=) a column of the training"
+                " rows, or a list"
+            )
+        return self.groups
 
     def top(self, k: int = 10, query: int | None = None) -> list[Row]:
         """The k rows that lowered a query's loss the most, the best first; by default the mean loss
@@ -156,9 +250,40 @@ class Attribution:
         axes.set(xlabel="training row, the most useful first", ylabel="score (nats per token)")
         return figure
 
+    def plot_groups(self) -> Any:
+        """A heat map of groups and queries, in deviations of a row, as a
+        `matplotlib.figure.Figure`. Of many groups those with the highest and lowest scores.
+        """
+        from matplotlib.figure import Figure
+
+        scores = self.group_scores / self.row_deviations[:, None]
+        shown = self._groups_by_score()
+        numbers = scores[:, shown].T.numpy(force=True)
+        size = (3 + 0.6 * len(self.queries), 1.5 + 0.22 * len(shown))
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots()
+        reach = max(float(abs(numbers).max()), 1e-12)
+        image = axes.imshow(numbers, cmap="RdBu", vmin=-reach, vmax=reach, aspect="auto")
+        names = [_short(self.group_names[group]) for group in shown]
+        axes.set_yticks(range(len(shown)), names, fontsize=7, parse_math=False)
+        queries = [_short(query) for query in self.queries]
+        axes.set_xticks(
+            range(len(queries)), queries, fontsize=7, rotation=45, ha="right", parse_math=False
+        )
+        figure.colorbar(image, label="mean score of a row (deviations of a row)")
+        return figure
+
+    def _groups_by_score(self) -> list[int]:
+        """Groups with the highest and lowest mean scores, the highest first."""
+        relative = (self.group_scores / self.row_deviations[:, None]).mean(0)
+        order = relative.argsort(descending=True, stable=True).tolist()
+        half = _SHOWN_GROUPS // 2
+        return order if len(order) <= _SHOWN_GROUPS else order[:half] + order[-half:]
+
     def save(self, folder: str | os.PathLike) -> None:
         """Writes `scores.safetensors`, and for `load_dataset(folder)` the tables `rows` (the
-        default) and `queries`; all or nothing.
+        default) and `queries`; with groups the table `groups`, a heat map and a page with them. All
+        or nothing.
 
         Raises:
             FileExistsError: the folder holds something already.
@@ -176,14 +301,18 @@ class Attribution:
             save_file(self._tensors(), staging / _SCORES_FILE, facts)
             pq.write_table(self._rows_table(), staging / "rows.parquet")
             pq.write_table(self._queries_table(), staging / "queries.parquet")
-            card = _CARD.format(n=len(self.texts), m=len(self.queries))
-            (staging / "README.md").write_text(card, encoding="utf-8")
+            if self.groups is not None:
+                pq.write_table(self._groups_table(), staging / "groups.parquet")
+                self.plot_groups().savefig(staging / _HEAT_MAP, dpi=120)
+            (staging / "README.md").write_text(self._card(), encoding="utf-8")
             staging.rename(folder)
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {"scores": self.scores, "losses": self.losses}
         if self.token_scores is not None:
             tensors["token_scores"] = self.token_scores
+        if self.group_scores_of_trainings is not None:
+            tensors[_GROUP_SCORES] = self.group_scores_of_trainings
         return {name: x.contiguous() for name, x in tensors.items()}
 
     def _rows_table(self) -> pa.Table:
@@ -193,6 +322,8 @@ class Attribution:
             "scores": self.scores.T.tolist(),
             "text": self.texts,
         }
+        if self.groups is not None:
+            columns["group"] = self.groups.of_rows
         if self.token_scores is not None:
             padded = self.token_scores.mean(0).tolist()
             columns["tokens"] = self.tokens
@@ -209,6 +340,50 @@ class Attribution:
                 "text": self.queries,
             }
         )
+
+    def _groups_table(self) -> pa.Table:
+        return pa.table(
+            {
+                "group": self.group_names,
+                "rows": self._groups.sizes.tolist(),
+                "scores": self.group_scores.T.tolist(),
+                "intervals": self.group_intervals.transpose(0, 1).tolist(),
+            }
+        )
+
+    def _card(self) -> str:
+        of_groups = {"config_of_groups": "", "page_of_groups": ""}
+        if self.groups is not None:
+            several = self.group_scores_of_trainings is not None
+            table = [
+                {name: str(markdown_text(cell)) for name, cell in row.items()}
+                for row in self.table_of_groups()
+            ]
+            head = [str(markdown_text(name)) for name in self.table_of_groups()[0]]
+            lines = [head, ["---"] * len(head), *(list(row.values()) for row in table)]
+            page = _PAGE_OF_GROUPS.format(
+                over="trainings" if several else "the rows of a group",
+                table="\n".join(f"| {' | '.join(line)} |" for line in lines),
+            )
+            of_groups = {"config_of_groups": _CONFIG_OF_GROUPS, "page_of_groups": page}
+        return _CARD.format(n=len(self.texts), m=len(self.queries), **of_groups)
+
+    def table_of_groups(self) -> list[dict[str, str]]:
+        """A row for each group, the highest mean score first: its rows, and for each query the
+        score of a row of it with its interval, in standard deviations of a row's score.
+        """
+        sizes = self.row_deviations[:, None]
+        scores = self.group_scores / sizes
+        intervals = self.group_intervals / sizes[..., None]
+        table = []
+        for group in self._groups_by_score():
+            row = {"group": self.group_names[group], "rows": f"{int(self.groups.sizes[group]):,}"}
+            for number, query in enumerate(self.queries):
+                low, high = intervals[number, group].tolist()
+                reach = "one row" if low != low else f"{low:+.2f} to {high:+.2f}"
+                row[f"{number}: {_short(query)}"] = f"{scores[number, group]:+.2f} ({reach})"
+            table.append(row)
+        return table
 
     @classmethod
     def load(cls, folder: str | os.PathLike) -> Attribution:
@@ -235,16 +410,18 @@ class Attribution:
             queries=queries["text"].to_pylist(),
             facts=json.loads(metadata["facts"]),
             tokens=rows["tokens"].to_pylist() if "token_scores" in tensors else [],
+            groups=Groups(rows["group"].to_pylist()) if "group" in rows.column_names else None,
         )
 
 
 def attribute(
     trainer: Trainer,
-    test_dataset: Dataset,
+    test_dataset: Dataset | Mapping[str, Dataset],
     adjoint: Adjoint | None = None,
     resume_dir: str | os.PathLike | None = None,
     per_token: bool = False,
     damping: float = 0.0,
+    groups: str | Sequence[Any] | None = None,
 ) -> Attribution:
     """How much each row of a Trainer's training set lowered the loss of each row of a test set,
     exact through the whole training.
@@ -261,7 +438,8 @@ def attribute(
         trainer: a configured Trainer that has not trained yet. Its model must be a causal language
             model without dropout.
         test_dataset: the queries, in the form of the training set. The loss of a query is its mean
-            cross-entropy in nats per token.
+            cross-entropy in nats per token. A mapping from names to test sets makes each of these
+            one query: the mean over the tokens of all its rows.
         adjoint: how to differentiate; None takes a fast way that needs little memory, and logs the
             choice. For several processes it is `Tape()`.
         resume_dir: a folder that keeps the scores of each group of at most eight queries. A later
@@ -272,18 +450,20 @@ def attribute(
         damping: 0 is the exact derivative. With a small `adam_epsilon` that holds for small changes
             alone; 1 tells more about training without many rows: on the way back, Adam's ε is
             larger by 1 × the size of a number of the first gradient (root mean square).
+        groups: the name of a column of the training set, or a list with an entry for each row, such
+            as the row's source. See `Attribution.group_scores`.
 
     Raises:
         ValueError: the training cannot be replayed, a query has nothing to predict, or `resume_dir`
             is of another training or other queries; the message says the remedy.
         FloatingPointError: the training diverged, or its derivative did.
     """
+    of_rows = None if groups is None else Groups.of(groups, trainer.train_dataset)
     replay = Replay.of(trainer, damping)
-    # Not the loader of an evaluation, which the Trainer may keep for its own evaluations.
-    queries = trainer.get_test_dataloader(test_dataset)
-    _check_queries(replay, queries)
-    ids_of_rows = _ids(replay, replay.loader)
-    ids_of_queries = _ids(replay, queries)
+    queries = queries_of(replay, test_dataset)
+    queries.check()
+    rows = range(replay.num_rows)
+    ids_of_rows = [replay.batch(replay.loader, [row])["input_ids"][0].tolist() for row in rows]
     weights = replay.ones
     if per_token:
         longest = max(map(len, ids_of_rows))
@@ -303,37 +483,24 @@ def attribute(
         tokens = [[names[i] for i in ids] for ids in ids_of_rows]
         of_tokens = {"token_scores": scores, "tokens": tokens}
         scores = scores.sum(-1)
+    names = queries.names
+    if names is None:
+        of_queries = (queries.ids(query) for query in range(len(queries)))
+        names = _texts(processing_class, [ids for (ids,) in of_queries])
     return Attribution(
         scores=scores,
         losses=torch.cat([of_group.losses for of_group in scored]),
         texts=_texts(processing_class, ids_of_rows),
-        queries=_texts(processing_class, ids_of_queries),
+        queries=names,
         facts={
             "model": type(trainer.model).__name__,
             "steps": replay.steps,
             "optimizer": str(replay.optimizer),
         },
         params=scorer.params or replay.train(),
+        groups=of_rows,
         **of_tokens,
     )
-
-
-def _check_queries(replay: Replay, queries: DataLoader) -> None:
-    """Raises ValueError unless each query has something to predict, and there is one."""
-    count = len(queries.dataset)
-    batches = (replay.batch(queries, [query]) for query in range(count))
-    predicts = [bool((batch["labels"][:, 1:] != IGNORED).any()) for batch in batches]
-    empty = [query for query in range(count) if not predicts[query]]
-    if empty or not count:
-        raise ValueError(
-            f"test_dataset has {count} rows, nothing to predict in {empty}; give rows of two tokens"
-        )
-
-
-def _ids(replay: Replay, loader: DataLoader) -> list[list[int]]:
-    """The ids of each row of a loader."""
-    count = len(loader.dataset)
-    return [replay.batch(loader, [row])["input_ids"][0].tolist() for row in range(count)]
 
 
 def _texts(processing_class: Any, rows: list[list[int]]) -> list[str]:
@@ -344,3 +511,9 @@ def _texts(processing_class: Any, rows: list[list[int]]) -> list[str]:
         return [" ".join(map(str, row)) for row in rows]
     vocabulary = vocabulary_of(processing_class)
     return [vocabulary.text([processing_class[i] for i in row]) for row in rows]
+
+
+def _short(text: str, most: int = 40) -> str:
+    """The beginning of a text in one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"

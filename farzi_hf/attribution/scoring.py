@@ -15,9 +15,9 @@ import accelerate
 import psutil
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
+from farzi_hf.attribution.queries import Queries
 from farzi_hf.attribution.replay import Replay
 from farzi_hf.attribution.weighted_training import influence
 from farzi_hf.common.tensors import load_tensors, save_tensors
@@ -47,7 +47,7 @@ class Scorer:
 
     Args:
         replay: the training.
-        queries: the loader of the m queries.
+        queries: the m losses that the scores explain.
         weights: where the derivatives are taken: (n,) of the rows, or (n, L) of their tokens.
         adjoint: how to differentiate; None chooses.
 
@@ -56,7 +56,7 @@ class Scorer:
     """
 
     def __init__(
-        self, replay: Replay, queries: DataLoader, weights: Tensor, adjoint: Adjoint | None
+        self, replay: Replay, queries: Queries, weights: Tensor, adjoint: Adjoint | None
     ) -> None:
         self.replay = replay
         self.queries = queries
@@ -75,21 +75,21 @@ class Scorer:
         at_once = self._room()
         if kept is not None:
             at_once = min(at_once, _KEPT_TOGETHER)
-        count = len(self.queries.dataset)
+        count = len(self.queries)
         groups = [range(first, min(first + at_once, count)) for first in range(0, count, at_once)]
         missing = [group for group in groups if kept is None or not kept.has(group)]
         scored = []
         with tqdm(
             desc="Attribution",
             unit="gradient",
-            total=sum(map(self._gradients, missing)),
+            total=sum(map(self.gradients, missing)),
             disable=trainer.args.disable_tqdm or not trainer.is_world_process_zero(),
         ) as progress:
             for group in groups:
                 if kept is not None and kept.has(group):
                     scored.append(kept.read(group))
                     continue
-                scores = self._of_group(group, progress)
+                scores = self.of_group(group, progress)
                 if kept is not None:
                     kept.write(group, scores)
                 scored.append(scores)
@@ -109,7 +109,7 @@ class Scorer:
         of_query = (self.replay.optimizer.fields + 1) * trained + of_weights
         return max(1, int(_SHARE * memory // of_query))
 
-    def _gradients(self, group: range) -> int:
+    def gradients(self, group: range) -> int:
         """What it costs to score a group, in gradients of a step."""
         return self._forward + self.replay.steps * self._back(group)
 
@@ -122,7 +122,7 @@ class Scorer:
         """Of a step: two for a gradient with its graph, and two products for each query."""
         return 2 * (1 + len(group))
 
-    def _of_group(self, group: range, progress: tqdm) -> GroupScores:
+    def of_group(self, group: range, progress: tqdm) -> GroupScores:
         """The scores of a group, by one training forward and back. The progress bar counts
         gradients.
         """
@@ -132,7 +132,7 @@ class Scorer:
         def losses_of_queries(theta: Parameters) -> Iterator[Tensor]:
             self.params = {name: x.detach() for name, x in theta.items() if not is_constant(x)}
             for query in group:
-                loss = replay.learner.hard_loss(theta, replay.batch(self.queries, [query]))
+                loss = self.queries.loss(theta, query)
                 losses.append(loss.detach())
                 yield loss
 
@@ -168,7 +168,7 @@ class KeptScores:
     def of(cls, scorer: Scorer, folder: Path) -> KeptScores:
         """Those of a scorer's training and queries."""
         writes = scorer.replay.trainer.is_world_process_zero()
-        return cls(folder, _identity(scorer), writes)
+        return cls(folder, identity_of(scorer), writes)
 
     def has(self, group: range) -> bool:
         """Whether there are scores of this group."""
@@ -204,7 +204,7 @@ class KeptScores:
         return self.folder / f"queries-{group.start}-{group.stop}.safetensors"
 
 
-def _identity(scorer: Scorer) -> str:
+def identity_of(scorer: Scorer) -> str:
     """A hash of all that the scores depend on: θ_0, the rows and their order, the optimizer, the
     queries, and the shape of the weights.
     """
@@ -218,8 +218,11 @@ def _identity(scorer: Scorer) -> str:
     )
     settings = (*scorer.weights.shape, replay.order, rates, optimizer, model)
     digest = hashlib.sha256(repr(settings).encode())
-    for loader in (replay.loader, scorer.queries):
-        for row in range(len(loader.dataset)):
-            digest.update(fingerprint(replay.batch(loader, [row])).encode())
+    for row in range(replay.num_rows):
+        digest.update(fingerprint(replay.batch(replay.loader, [row])).encode())
+    if scorer.queries.names is not None:
+        digest.update(repr(scorer.queries.names).encode())
+    for batch in scorer.queries.batches():
+        digest.update(fingerprint(batch).encode())
     digest.update(fingerprint(replay.start).encode())
     return digest.hexdigest()

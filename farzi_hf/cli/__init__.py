@@ -1,6 +1,6 @@
 """The command line: `farzi distil DATA`, `farzi count DATA`, `farzi suggest DATA`, `farzi show
 SUMMARY`, `farzi train SUMMARY`, `farzi export SUMMARY OUT`, `farzi attribute MODEL DATA --test
-TEST`, `farzi push SUMMARY REPO`.
+TEST`, `farzi weigh MODEL DATA --target TARGET`, `farzi push SUMMARY REPO`.
 
 Recipes use these modules too: settings from YAML (`arguments`), the folder of a run (`run_folder`),
 and the run itself (`distil`). A command's module is imported when the command is called. Help
@@ -29,6 +29,9 @@ COMMANDS = {
     ),
     "attribute": (
         "print the rows of a text, or the users, that made a model good, or bad, at other ones"
+    ),
+    "weigh": (
+        "choose the rows of a text, or the users, on which a model should train for a target"
     ),
     "push": "upload a summary to a dataset repository of the Hugging Face Hub",
 }

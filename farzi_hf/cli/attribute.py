@@ -1,78 +1,87 @@
 """`farzi attribute MODEL DATA --test TEST`: which rows of a text, or users' histories, made a model
-good, or bad, at others.
+good, or bad, at others; and which groups of them.
 """
 
-import logging
-from argparse import ArgumentParser
-from collections import Counter
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
-from accelerate import PartialState
 from datasets import Dataset
-from transformers import (
-    HfArgumentParser,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Trainer,
-    TrainingArguments,
-)
-from transformers.models.auto import AutoConfig, AutoModelForCausalLM
+from transformers import Trainer
 
-import farzi_hf.models  # noqa: F401
-from farzi_hf.attribution import attribute
+from farzi_hf.attribution import Attribution, attribute
+from farzi_hf.attribution.attribution import Row
 from farzi_hf.cli import COMMANDS
+from farzi_hf.cli.own_rows import groups_of, histories, say, texts
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
+from farzi_hf.cli.stock_training import STOCK, Setup, add_arguments, free_folder, show_log
 from farzi_hf.common.checks import check_size
-from farzi_hf.common.files import find_file, is_taken, read_plain_file
 from farzi_hf.common.text import terminal_text
-from farzi_hf.data import Interactions, SequenceCollator, load_interactions
-from farzi_hf.data.files import stream_of
-from farzi_hf.data.own import TEXT, recognise, texts_of
-from farzi_hf.data.text import ids_of
-from farzi_hf.data.tokenizer_file import load_tokenizer
-from farzi_hf.data.vocabulary import ITEMS_BYTES, ITEMS_FILE, item_names
-from farzi_hf.distillation.learner_model import readable_positions
 from farzi_hf.engine import ADJOINTS
+from farzi_hf.report import markdown
 
-COLUMNS = ("user_column", "item_column", "time_column")
+__all__ = ["command", "histories", "texts"]
+_SMALL_EPSILON = 1e-4  # of Adam, below which scores hold for small changes alone
 
 
 def command(argv: Sequence[str]) -> None:
     """Scores all rows, saves the scores, and prints the rows that helped and harmed the most."""
-    stock = (
-        "All fields of transformers.TrainingArguments work too and say how the model is trained:"
-        " --learning_rate, --num_train_epochs, …"
-    )
+    args, rest = _parser().parse_known_args(argv)
+    keep_freed_memory()
+    show_log()
+    with ends_in_one_line("farzi attribute", OSError, FloatingPointError):
+        for name, least in (("max_length", 2), ("queries", 1), ("top", 1), ("trainings", 1)):
+            check_size(f"--{name}", getattr(args, name), least)
+        if args.trainings > 1 and (args.check or args.per_token):
+            raise ValueError(
+                f"--trainings {args.trainings} goes without --check and --per_token, which are of one"
+                " training"
+            )
+        output = free_folder(args.output_dir)
+        setup = Setup.of(args, rest, [args.data, *args.test])
+        groups = groups_of(setup.rows[0], args.group)
+        found, trainer, parts = _attributed(setup, args, groups, output)
+    if trainer.is_world_process_zero():
+        found.save(output)
+        _remove(parts)
+    _print_rows(found, args)
+    if groups is not None:
+        _print_groups(found)
+    _print_end(found, trainer, args)
+
+
+def _parser() -> ArgumentParser:
     parser = ArgumentParser(
-        "farzi attribute", description=COMMANDS["attribute"], epilog=stock, allow_abbrev=False
+        "farzi attribute", description=COMMANDS["attribute"], epilog=STOCK, allow_abbrev=False
+    )
+    add_arguments(parser, "outputs/attribution")
+    parser.add_argument(
+        "--test",
+        required=True,
+        action="append",
+        help="the queries, in the form of the data; given several times, each data set is one query,"
+        " the mean loss over its rows",
     )
     parser.add_argument(
-        "model",
-        help="folder or repository of a causal language model, with the weights to start from",
+        "--mean", action="store_true", help="a single --test is one query too, its mean loss"
     )
     parser.add_argument(
-        "data", help="the training rows: a file, a folder, or a data set of the Hub"
-    )
-    parser.add_argument("--test", required=True, help="the queries, in the form of the data")
-    parser.add_argument(
-        "--output_dir", default="outputs/attribution", help="a new folder (default: %(default)s)"
-    )
-    parser.add_argument("--column", help="with the text (default: text)")
-    for name in COLUMNS:
-        parser.add_argument(f"--{name}", help="of interactions, where a user's history is a row")
-    parser.add_argument(
-        "--max_length",
+        "--queries",
         type=int,
-        default=256,
-        help="tokens of a row that are kept, a user's last (default: 256)",
+        default=16,
+        help="rows of each test that are taken (default: 16)",
     )
     parser.add_argument(
-        "--queries", type=int, default=16, help="rows of the test that are taken (default: 16)"
+        "--group",
+        metavar="COLUMN",
+        help="scores groups of rows too, by a column of the data such as their source",
     )
     parser.add_argument(
-        "--lora", type=int, metavar="R", help="train adapters of rank R, not all; needs peft"
+        "--trainings",
+        type=int,
+        default=1,
+        help="the mean over so many orders of the rows, over which groups then have intervals"
+        " (default: 1)",
     )
     parser.add_argument(
         "--per_token",
@@ -96,87 +105,92 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--top", type=int, default=10, help="rows of each kind to print (default: 10)"
     )
-    args, rest = parser.parse_known_args(argv)
-    keep_freed_memory()
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("farzi_hf.engine").setLevel(
-        logging.INFO
-    )  # says which adjoint was chosen, and why
-    with ends_in_one_line("farzi attribute", OSError, FloatingPointError):
-        for name, least in (("max_length", 2), ("queries", 1), ("top", 1)):
-            check_size(f"--{name}", getattr(args, name), least)
-        output = Path(args.output_dir)
-        if is_taken(output):
-            raise ValueError(
-                f"--output_dir {args.output_dir!r} exists already and is not empty: choose another"
-                " folder"
+    return parser
+
+
+def _tests(setup: Setup, args: Namespace) -> Dataset | Mapping[str, Dataset]:
+    """The rows of one test, each of which is a query, or several tests by their names."""
+    tests = [rows[: args.queries].dataset() for rows in setup.rows[1:]]
+    if len(tests) == 1 and not args.mean:
+        return tests[0]
+    return dict(zip(_different([Path(name).name for name in args.test]), tests, strict=True))
+
+
+def _different(names: Sequence[str]) -> list[str]:
+    """Names, with a number where one is there again."""
+    return [name if name not in names[:i] else f"{name} ({i})" for i, name in enumerate(names)]
+
+
+def _attributed(
+    setup: Setup, args: Namespace, groups: list[str] | None, output: Path
+) -> tuple[Attribution, Trainer, list[Path]]:
+    """The attribution to one training, or to several in the mean; the Trainer of the last one, and
+    the folders of the parts.
+    """
+    tests = _tests(setup, args)
+    first_seed = setup.how.data_seed or setup.how.seed
+    found = []
+    parts = []
+    for number in range(args.trainings):
+        several = {"data_seed": first_seed + number} if args.trainings > 1 else {}
+        trainer = setup.trainer(**several)
+        parts.append(output.with_name(f".{output.name}-parts{number or ''}"))
+        found.append(
+            attribute(
+                trainer,
+                tests,
+                args.adjoint and ADJOINTS[args.adjoint](),
+                parts[-1],
+                args.per_token,
+                args.damping,
+                groups,
             )
-        fixed = ["--output_dir", args.output_dir, "--save_strategy", "no", "--report_to", "none"]
-        (how,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses([*fixed, *rest])
-        say = PartialState().print  # in one of several processes
-        model, columns = (
-            model_of(args.model, args.lora),
-            {name: getattr(args, name) for name in COLUMNS},
         )
-        most = readable_positions(model.eval(), args.max_length)
-        if (
-            recognise(
-                args.data,
-                text_column=args.column,
-                user_column=args.user_column,
-                item_column=args.item_column,
-            )
-            == TEXT
-        ):
-            names = load_tokenizer(args.model)
-            data, test = (
-                texts(source, args.column or "text", names, most)
-                for source in (args.data, args.test)
-            )
-        else:
-            found = [
-                load_interactions(source, min_interactions=2, **columns)
-                for source in (args.data, args.test)
-            ]
-            entries = model.get_input_embeddings().num_embeddings
-            listed = items_of(args.model, entries)
-            names = found[0].vocabulary if listed is None else listed
-            if len(names) != entries:
-                raise ValueError(
-                    f"the model has {entries - 1} items, not {len(names) - 1}: list their names in"
-                    f" its {ITEMS_FILE}"
-                )
-            data, test = (histories(x, names, most) for x in found)
-        data, test = (Dataset.from_dict({"input_ids": ids}) for ids in (data, test[: args.queries]))
-        trainer = Trainer(model, how, SequenceCollator(), data, processing_class=names)
-        parts = output.with_name(f".{output.name}-parts")
-        found = attribute(
-            trainer,
-            test,
-            args.adjoint and ADJOINTS[args.adjoint](),
-            parts,
-            args.per_token,
-            args.damping,
-        )
-    if trainer.is_world_process_zero():
-        found.save(output)
-        for part in parts.glob("queries-*.safetensors"):
+    whole = found[0] if len(found) == 1 else Attribution.pooled(found)
+    return whole, trainer, parts
+
+
+def _remove(parts: Sequence[Path]) -> None:
+    for folder in parts:
+        for part in folder.glob("queries-*.safetensors"):
             part.unlink()
-        parts.rmdir()
+        folder.rmdir()
+
+
+def _print_rows(found: Attribution, args: Namespace) -> None:
+    """The rows that lowered the loss the most, and those that raised it."""
+    columns = "row, blank ones not counted; nats per token; text"
+    count = len(found.queries)
     for title, sign, shown in (
         ("lowered", 1, found.top(args.top)),
         ("raised", -1, found.bottom(args.top)),
     ):
-        columns = "row, blank ones not counted; nats per token; text"
-        say(f"\nThe rows that {title} the mean loss of {len(test)} queries the most ({columns}):")
+        say(f"\nThe rows that {title} the mean loss of {count} queries the most ({columns}):")
         for row in shown:
-            first = sorted(row.tokens, key=lambda token: -sign * token[1])[:4]
-            marked = "".join(f"  [{name.strip()} {score:+.1e}]" for name, score in first)
-            say(
-                f"{row.row:>7} {row.score:>+11.3e} "
-                f" {terminal_text(row.text, most=100)}{terminal_text(marked)}"
-            )
-    if not args.damping and "adam" in how.optim and how.adam_epsilon < 1e-4:
+            say(_line(row, sign))
+
+
+def _line(row: Row, sign: int) -> str:
+    """A row, and its first tokens of that sign."""
+    first = sorted(row.tokens, key=lambda token: -sign * token.score)[:4]
+    marked = "".join(f"  [{token.text.strip()} {token.score:+.1e}]" for token in first)
+    text = terminal_text(row.text, most=100)
+    return f"{row.row:>7} {row.score:>+11.3e}  {text}{terminal_text(marked)}"
+
+
+def _print_groups(found: Attribution) -> None:
+    """The mean score of a row of each group."""
+    say(
+        "\nThe mean score of a row of each group, in standard deviations of a row's score, with 95 %"
+        " intervals:\n"
+    )
+    say(markdown(found.table_of_groups()))
+
+
+def _print_end(found: Attribution, trainer: Trainer, args: Namespace) -> None:
+    """How far the scores hold, where they are, and the check that was asked for."""
+    how = trainer.args
+    if not args.damping and "adam" in how.optim and how.adam_epsilon < _SMALL_EPSILON:
         say(
             f"\nWith --adam_epsilon {how.adam_epsilon:g} these hold for small changes; --damping 1"
             " says more of leaving out many"
@@ -188,95 +202,3 @@ def command(argv: Sequence[str]) -> None:
             "The stock Trainer's weights differ from the replay's by"
             f" {found.check(trainer.model):.1e} of their size"
         )
-
-
-def texts(
-    source: str, column: str, tokenizer: PreTrainedTokenizerBase, most: int
-) -> list[list[int]]:
-    """The first ids of each row of a text that is not blank and has a token to predict."""
-    found = ids_of(
-        tokenizer, texts_of(stream_of(source, column=column)["train"], column, tokenizer, source)
-    )
-    if not (rows := [ids[:most] for ids in found if len(ids) > 1]):
-        raise ValueError(f"{source!r} has no rows with text in {column!r}; name the --column")
-    return rows
-
-
-def histories(found: Interactions, names: list[str], most: int) -> list[list[int]]:
-    """The model's ids of the last items of each user."""
-    vocabulary, places = found.vocabulary, {name: i for i, name in enumerate(names)}
-    if vocabulary == names:  # titles may be there twice
-        return [[int(i) for i in sequence[-most:]] for sequence in found.sequences]
-    times = Counter(names), Counter(vocabulary)
-    if wrong := [name for name in vocabulary if [count[name] for count in times] != [1, 1]]:
-        what = f"{len(wrong)} items of {found.description}, such as {wrong[0]!r}"
-        raise ValueError(
-            f"the model lacks {what}, or several items have one such name; leave them out"
-        )
-    return [[places[vocabulary[i]] for i in sequence[-most:]] for sequence in found.sequences]
-
-
-def items_of(model: str, entries: int) -> list[str] | None:
-    """The names of at most so many items in the model's folder, which somebody else may have
-    filled; None where it names none.
-    """
-    path = find_file(Path(model), ITEMS_FILE) if Path(model).is_dir() else None
-    if path is None:
-        return None
-    return item_names(read_plain_file(path, ITEMS_BYTES), path, entries)
-
-
-def model_of(name: str, rank: int | None) -> PreTrainedModel:
-    """The model with its weights in float32 and without dropout; with adapters if they
-    have a rank. Of a folder, which somebody else may have filled, no pickle is read.
-    """
-    folder = Path(name)
-    tensors = [path.name for path in folder.glob("*.safetensors")]
-    pickles = [path.name for path in folder.glob("*.bin")]
-    if pickles and not tensors:
-        raise ValueError(
-            f"{name!r} has its weights in {terminal_text(min(pickles))}, a pickle, which is not"
-            " read: save the model with save_pretrained where you trust it, as safetensors"
-        )
-    eager = "eager"  # fused attention has no second derivative, and a config may name code for it
-    try:
-        config = AutoConfig.from_pretrained(
-            name, attn_implementation=eager, trust_remote_code=False
-        )
-        dropped = {
-            key: 0.0
-            for key, x in config.to_dict().items()
-            if "drop" in key and isinstance(x, float) and x
-        }
-        config.update(dropped)
-        model = AutoModelForCausalLM.from_pretrained(
-            name,
-            config=config,
-            dtype=torch.float32,
-            use_safetensors=True if folder.is_dir() else None,
-            attn_implementation=eager,
-            trust_remote_code=False,
-        )
-    except Exception as error:  # each architecture fails in its own way
-        what = terminal_text(f"{type(error).__name__}: {' '.join(str(error).split())}", 500)
-        raise ValueError(
-            f"{name!r} is no causal language model within reach ({what}); name another folder or"
-            " repository"
-        ) from error
-    if dropped:
-        PartialState().print(f"Dropout is switched off: {terminal_text(', '.join(dropped))}")
-    if rank is None:
-        return model
-    try:
-        from peft import LoraConfig, get_peft_model
-        from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
-    except ImportError:
-        raise ValueError(f"--lora {rank} needs peft: pip install peft") from None
-    targets, generates = (
-        USUAL.get(config.model_type, "all-linear"),
-        hasattr(model, "prepare_inputs_for_generation"),
-    )
-    return get_peft_model(
-        model,
-        LoraConfig(task_type="CAUSAL_LM" if generates else None, r=rank, target_modules=targets),
-    )

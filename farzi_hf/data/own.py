@@ -427,6 +427,27 @@ def _texts_of(
     return filled
 
 
+def whole_rows(stream: IterableDataset, source: Any) -> Iterator[dict[str, Any]]:
+    """The rows with all their columns."""
+    for batch in _batches(stream, _ROWS_AT_ONCE, source):
+        for values in zip(*batch.values(), strict=True):
+            yield dict(zip(batch, values, strict=True))
+
+
+def text_of(value: Any, template: ChatTemplate, where: str) -> str:
+    """A text or a number as it is, and a chat as the tokenizer's template writes it; without blanks
+    at its end. "" of nothing.
+
+    Args:
+        where: names the row in an error.
+
+    Raises:
+        ValueError: it is neither, or the tokenizer cannot write it.
+    """
+    text = _written(value, template, where).lstrip("\n\ufeff").rstrip()
+    return text.encode(errors="replace").decode()  # without halves of surrogate pairs
+
+
 def _values(stream: IterableDataset, column: str, source: Any) -> Iterator[Any]:
     for batch in _batches(stream, _ROWS_AT_ONCE, source):
         yield from batch.get(column, ())

@@ -71,6 +71,9 @@ class Purpose(IntEnum):
     MEMORY_ROWS = 41  # the training rows whose losses are compared with those of held-out rows
     SPARE_LABELS = 42  # the decoder of labels that have dimensions to spare
     COUNTED_ROWS = 45  # (row): a text that a counted model writes
+    WEIGHED_START = 46  # (training): the start of one of several trainings on weighed rows
+    WEIGHED_ORDER = 47  # (training): which rows it reads when
+    CHOSEN_ROWS = 48  # (choice): rows that are chosen at random, or halves of a pool
     REAL_ROWS = 49  # windows of real rows that students read with a teacher's labels
 
 

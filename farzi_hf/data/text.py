@@ -284,6 +284,20 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[in
     return [first + row + last for row in ids]
 
 
+def ids_and_places_of(
+    tokenizer: PreTrainedTokenizerBase, text: str
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """The ids of a text as `ids_of` makes them, and where each is in the text: its first character
+    and the one after its last. Tokens that are added have an empty place.
+    """
+    (ids,) = ids_of(tokenizer, [text])
+    read = tokenizer(text, verbose=False, return_offsets_mapping=True)
+    places = [tuple(place) for place in read["offset_mapping"]]
+    first = next((i for i in range(len(ids)) if ids[i : i + len(places)] == read["input_ids"]), 0)
+    after = len(ids) - first - len(places)
+    return ids, [(0, 0)] * first + places + [(0, 0)] * after
+
+
 def _as_list(token: int | None) -> list[int]:
     return [] if token is None else [token]
 

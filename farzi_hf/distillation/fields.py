@@ -23,12 +23,12 @@ class ConfigFields(TrainingArguments):
         metadata={
             "help": (
                 "what a student should predict, see `summary.forms`; by default a teacher's, "
-                "or own where inputs are soft or tokens: shared | own | teacher"
+                "or own where inputs are soft or tokens: shared | own | teacher | real"
             )
         },
     )
     """What a student should predict, see `summary.forms`; by default a teacher's, or own where
-    inputs are soft or tokens: shared | own | teacher.
+    inputs are soft or tokens: shared | own | teacher | real.
     """
 
     label_dim: int | None = field(
@@ -60,11 +60,14 @@ class ConfigFields(TrainingArguments):
         default=None,
         metadata={
             "help": (
-                "what it reads; by labels, soft / tokens / drawn: soft | tokens | drawn | written"
+                "what it reads; by labels, soft / tokens / drawn / rows: soft | tokens | "
+                "drawn | written | rows"
             )
         },
     )
-    """What it reads; by labels, soft / tokens / drawn: soft | tokens | drawn | written."""
+    """What it reads; by labels, soft / tokens / drawn / rows: soft | tokens | drawn | written |
+    rows.
+    """
 
     latent_dim: int = field(default=16, metadata={"help": "d, numbers per synthetic token"})
     """d, numbers per synthetic token. Read with `inputs=soft`."""
@@ -108,27 +111,27 @@ class ConfigFields(TrainingArguments):
         default=None,
         metadata={
             "help": (
-                "how the finished summary is stored; by labels, exact / exact / coded5: "
-                "exact | int8 | int6 | int5 | int4 | coded6 | coded5 | coded4 | coded3 | "
-                "coded2"
+                "how the finished summary is stored; by labels, exact / exact / coded5 / "
+                "exact: exact | int8 | int6 | int5 | int4 | coded6 | coded5 | coded4 | "
+                "coded3 | coded2"
             )
         },
     )
-    """How the finished summary is stored; by labels, exact / exact / coded5: exact | int8 | int6
-    | int5 | int4 | coded6 | coded5 | coded4 | coded3 | coded2.
+    """How the finished summary is stored; by labels, exact / exact / coded5 / exact: exact |
+    int8 | int6 | int5 | int4 | coded6 | coded5 | coded4 | coded3 | coded2.
     """
 
     inner_optimizer: str | None = field(
         default=None,
         metadata={
             "help": (
-                "of the learners; by labels, adam / adam / soap, adam where there are outer "
-                "steps: adam | adamw | sgd | soap"
+                "of the learners; by labels, adam / adam / soap / adam, adam where there are "
+                "outer steps: adam | adamw | sgd | soap"
             )
         },
     )
-    """Of the learners; by labels, adam / adam / soap, adam where there are outer steps: adam |
-    adamw | sgd | soap.
+    """Of the learners; by labels, adam / adam / soap / adam, adam where there are outer steps:
+    adam | adamw | sgd | soap.
     """
 
     inner_learning_rate: float | None = field(
@@ -186,13 +189,13 @@ class ConfigFields(TrainingArguments):
         metadata={
             "help": (
                 "how the inner learning rate falls over the T steps; by labels, constant / "
-                "constant / warmup_stable_decay: constant | linear | cosine | "
+                "constant / warmup_stable_decay / constant: constant | linear | cosine | "
                 "warmup_stable_decay"
             )
         },
     )
     """How the inner learning rate falls over the T steps; by labels, constant / constant /
-    warmup_stable_decay: constant | linear | cosine | warmup_stable_decay.
+    warmup_stable_decay / constant: constant | linear | cosine | warmup_stable_decay.
     """
 
     inner_warmup_steps: int = field(
@@ -202,9 +205,9 @@ class ConfigFields(TrainingArguments):
     """Inner steps in which the inner learning rate rises from 0 first."""
 
     inner_steps: int | None = field(
-        default=None, metadata={"help": "T, steps of a student; by labels, 100 / 100 / 300"}
+        default=None, metadata={"help": "T, steps of a student; by labels, 100 / 100 / 300 / 100"}
     )
-    """T, steps of a student; by labels, 100 / 100 / 300."""
+    """T, steps of a student; by labels, 100 / 100 / 300 / 100."""
 
     window: int | None = field(
         default=None,

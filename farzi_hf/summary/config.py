@@ -38,10 +38,11 @@ class FarziDataConfig(PreTrainedConfig):
         inner: settings of the inner loop that the summary was distilled with (optimizer, lr, eps,
             steps, …). A student needs them to reproduce the published figures. Anything JSON can
             hold.
-        inputs: "soft", "tokens", "drawn" or "written", what a student reads; see `summary.forms`.
+        inputs: "soft", "tokens", "drawn", "written" or "rows", what a student reads; see
+            `summary.forms`.
             Inputs that are drawn or written do not run out, and μ is then the number of rows that
             tables and pages show.
-        labels: "shared", "own" or "teacher", what it should predict; see `summary.forms`. Shared
+        labels: "shared", "own", "teacher" or "real", what it should predict; see `summary.forms`. Shared
             labels need soft inputs.
         label_dim: e, numbers stored per position for labels of its own; by default `latent_dim`.
         teacher: the config of a carried teacher, arguments of `AutoConfig.for_model`.
@@ -50,6 +51,8 @@ class FarziDataConfig(PreTrainedConfig):
             nobody says. Whatever sets the inputs sets it too.
         storage: "exact", "int8", "int6", "int5", "int4" or "coded6" to "coded2", how the tensors
             are stored; see `store.tensor_file` and `FarziData.store_as`.
+        num_rows: n, the rows of the data that have weights, with inputs="rows".
+        row_words: how many integers of 32 bits hold the rows that stay, with inputs="rows".
         vocabulary_hash: the hash of the tokenizer or item list, see `data.vocabulary`, `None` while
             there is none.
 
@@ -78,6 +81,8 @@ class FarziDataConfig(PreTrainedConfig):
         seed: int = 0,
         origin: str | None = None,
         storage: str = "exact",
+        num_rows: int | None = None,
+        row_words: int | None = None,
         vocabulary_hash: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -95,8 +100,11 @@ class FarziDataConfig(PreTrainedConfig):
         self.teacher = _as_json("teacher", teacher)
         self.seed = check_seed(seed)
         self.label_dim = label_dim
+        self.num_rows = num_rows
+        self.row_words = row_words
         INPUTS[inputs].check(self)
         LABELS[labels].check(self)
+        self._check_sizes_of_rows()
         if not isinstance(origin, str | None):
             raise ValueError(f"origin must be a text or None, got {origin!r:.200}")
         self.origin = origin
@@ -105,6 +113,19 @@ class FarziDataConfig(PreTrainedConfig):
             raise ValueError(f"vocabulary_hash must be a text or None, got {vocabulary_hash!r}")
         self.vocabulary_hash = vocabulary_hash
         super().__init__(**kwargs)
+
+    def _check_sizes_of_rows(self) -> None:
+        """Raises ValueError if one is out of range, or there are no rows of data."""
+        for name in ("num_rows", "row_words"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            check_size(name, value)
+            if not any(name in part.axes for part in parts_of(self).values()):
+                raise ValueError(
+                    f"{name}={value} with inputs={self.inputs!r}: they hold no rows of data; leave"
+                    " it out"
+                )
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -165,6 +186,8 @@ class FarziDataConfig(PreTrainedConfig):
             "inputs",
             "labels",
             "label_dim",
+            "num_rows",
+            "row_words",
         )
         unused = {"num_sequences", "latent_dim", "label_dim"} - used  # no tensor has such a size
         for name in names:

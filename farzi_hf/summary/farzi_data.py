@@ -36,6 +36,7 @@ from farzi_hf.summary.from_teacher import labelled, materialized, summary_of_tea
 from farzi_hf.summary.inner_settings import inner_optimizer, training_arguments
 from farzi_hf.summary.origins import REAL, Origin
 from farzi_hf.summary.reading import Decoded, check_numbers, hard_rows
+from farzi_hf.summary.real_rows import summary_of_rows
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.soft_training import (
     SoftTokenCollator,
@@ -478,6 +479,39 @@ class FarziData(nn.Module):
             num_sequences=num_sequences,
             seed=seed,
         )
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Sequence[Mapping[str, Any]] | Dataset,
+        weights: Tensor | Sequence[float],
+        tokenizer: Any = None,
+        vocab_size: int = 2,
+        sequence_length: int = 2,
+        metrics: Mapping[str, Any] | None = None,
+        recipe: Mapping[str, Any] | None = None,
+    ) -> FarziData:
+        """A summary that is rows of your data, with weights: those whose weight is not 0.
+
+        Args:
+            rows: of the data, in columns of your own that JSON can hold: text, chats, numbers.
+            weights: (n,), one for each row; they are scaled so that a row that stays has 1 on
+                average.
+            tokenizer: of the model that they were chosen with, or a list of items' names.
+            vocab_size: of that model.
+            sequence_length: the most ids of a row.
+            metrics: figures and facts for its card; `dataset` names the data, with their revision,
+                and `licence` their licence.
+            recipe: how the weights were learnt.
+
+        Raises:
+            ValueError: a weight is negative or not finite, or all are 0; or a row holds what JSON
+                cannot, or has a column `weight`.
+        """
+        farzi = summary_of_rows(cls, rows, weights, tokenizer, vocab_size, sequence_length)
+        results = Results(publishable(metrics or {}), publishable(recipe or {}))
+        farzi._saved = _ResultsOfTensors(results, farzi.fingerprint())
+        return farzi
 
     def materialize(
         self, num_sequences: int, sequence_length: int | None = None, label_dim: int | None = None

@@ -95,6 +95,16 @@ WRITTEN = Origin(
 so none is trusted.
 """
 
+CHOSEN = Origin(
+    "chosen",
+    False,
+    "The rows are rows of the original data, as they are; the weights alone were made.",
+    "The rows are those of the data: whoever publishes this summary publishes them. The weights say"
+    " how often a row is to be read for one target, and so tell a little about that target's rows.",
+    "they are rows of the data, as they are",
+)
+"""Rows of the user's data that were chosen."""
+
 UNKNOWN = Origin(
     "unknown",
     False,
@@ -104,7 +114,7 @@ UNKNOWN = Origin(
 )
 """Rows that a program has put there, or of a summary that was saved before origins were."""
 
-ORIGINS = {each.name: each for each in (LEARNT, SOFTENED, MADE_UP, REAL, DRAWN, WRITTEN)}
+ORIGINS = {each.name: each for each in (LEARNT, SOFTENED, MADE_UP, REAL, DRAWN, WRITTEN, CHOSEN)}
 """By the name in a config."""
 
 FIGURE_OF_ROWS = "tokens.png"

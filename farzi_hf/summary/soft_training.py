@@ -154,7 +154,11 @@ class SoftTokenCollator:
             return self._evaluated(values, rows)
         read = self.forms.inputs.collated(values, self.shared)
         labels = self.forms.labels.collated(rows, read["input_ids"], self.shared)
-        return {**read, "labels": labels, "shift_labels": labels[:, 1:].argmax(-1)}
+        targets = labels[:, 1:]
+        # A distribution has the sum 1; where nothing is predicted, all is 0.
+        predicts = targets.sum(-1) > 0
+        likeliest = targets.argmax(-1).masked_fill(~predicts, IGNORED)
+        return {**read, "labels": labels, "shift_labels": likeliest}
 
     def _evaluated(
         self, values: Sequence[Tensor], rows: Sequence[Mapping[str, Any]]

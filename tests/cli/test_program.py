@@ -118,7 +118,7 @@ def test_too_little_memory_to_start_is_three_lines_at_most(tmp_path):
     assert "too little memory" in ended.stderr or "allocat" in ended.stderr
 
 
-@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"attribute", "export"}))
+@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"attribute", "export", "weigh"}))
 @pytest.mark.parametrize("name", [LONG, f"./{LONG}.txt"], ids=["name", "path"])
 def test_a_name_that_no_file_can_have_is_one_line(command, name):
     with pytest.raises(SystemExit, match=rf"^farzi {command}: .*File name too long") as stop:

@@ -14,6 +14,7 @@ from farzi_hf.summary import INITIALIZATIONS, FarziData, FarziDataConfig
 from farzi_hf.summary.forms import INPUTS
 from farzi_hf.summary.initialization import INPUT_SEQUENCES, Start
 from farzi_hf.summary.origins import (
+    CHOSEN,
     DRAWN,
     LEARNT,
     MADE_UP,
@@ -127,6 +128,7 @@ def test_every_form_of_inputs_says_where_its_rows_come_from():
     origins = {name: form(config).origin for name, form in INPUTS.items()}
     assert all(isinstance(origin, Origin) for origin in origins.values())
     expected = {"soft": UNKNOWN, "tokens": UNKNOWN, "drawn": DRAWN, "written": WRITTEN}
+    expected["rows"] = CHOSEN
     assert origins.items() >= expected.items()
 
 

@@ -8,12 +8,14 @@ A student reads the input of position j and predicts the label of position j.
 | "tokens" (`TokenInputs`) | input_ids (μ, ξ) | an id, which is not learnt |
 | "drawn" (`DrawnInputs`) | frequencies (V,) | an id, drawn anew in every row |
 | "written" (`WrittenInputs`) | frequencies (V,) | an id that the carried teacher writes |
+| "rows" (`RowInputs`) | rows | rows of the user's data, in their own columns |
 
 | labels | tensors | the label of position j |
 |---|---|---|
 | "shared" (`SharedLabels`) | none | the input of position j + 1, as in the paper |
 | "own" (`OwnLabels`) | label_latents (μ, ξ, e), label_decoder (e, V) | their softmax |
 | "teacher" (`TeacherLabels`) | teacher.… | what a model predicts that the summary carries |
+| "real" (`RealLabels`) | weights (n,) | the next token; a row counts as its weight says |
 
 A form is a class in a file of its own: its tensors, its batches, how it is read and stored, and
 every word that a card, a page or a table says about it. `base` lists what a form has to say.
@@ -27,6 +29,8 @@ from farzi_hf.summary.forms.base import Inputs, Labels, Part, Position, Table, T
 from farzi_hf.summary.forms.drawn import DrawnInputs
 from farzi_hf.summary.forms.own import OwnLabels
 from farzi_hf.summary.forms.pair import Forms, device_of
+from farzi_hf.summary.forms.real import RealLabels
+from farzi_hf.summary.forms.rows import RowInputs
 from farzi_hf.summary.forms.shared import SharedLabels
 from farzi_hf.summary.forms.soft import SoftInputs
 from farzi_hf.summary.forms.teacher import TeacherLabels
@@ -38,12 +42,12 @@ if TYPE_CHECKING:
     from farzi_hf.summary.config import FarziDataConfig
 
 INPUTS: dict[str, type[Inputs]] = {
-    form.name: form for form in (SoftInputs, TokenInputs, DrawnInputs, WrittenInputs)
+    form.name: form for form in (SoftInputs, TokenInputs, DrawnInputs, WrittenInputs, RowInputs)
 }
 """By the name that `FarziDataConfig.inputs` gives them."""
 
 LABELS: dict[str, type[Labels]] = {
-    form.name: form for form in (SharedLabels, OwnLabels, TeacherLabels)
+    form.name: form for form in (SharedLabels, OwnLabels, TeacherLabels, RealLabels)
 }
 """By the name that `FarziDataConfig.labels` gives them."""
 
@@ -71,6 +75,8 @@ __all__ = [
     "OwnLabels",
     "Part",
     "Position",
+    "RealLabels",
+    "RowInputs",
     "SharedLabels",
     "SoftInputs",
     "Table",

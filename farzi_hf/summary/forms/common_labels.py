@@ -24,6 +24,13 @@ BY_OUTER_STEPS: dict[str, Any] = {
 }
 """Settings of a `FarziConfig` whose labels outer steps improve."""
 
+RESULTS = (
+    "Each row is trained or counted on something else and measured alike. ± is the standard"
+    " deviation over students, brackets hold 95 % bootstrap intervals over the test set, fractions"
+    " are of 1."
+)
+"""What is said of the results of students."""
+
 DISTILLED = ("dataset-distillation", "synthetic")
 """Tags of a summary whose rows or labels were made."""
 
@@ -75,6 +82,7 @@ class StoredLabels(Labels):
             ),
             browse=" To browse them, download `viewer.html` and open it.",
             training=None,
+            results=RESULTS,
             needs=same_entries(self.config),
             reading=READING_AID,
             size="all of its numbers",

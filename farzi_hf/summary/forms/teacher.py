@@ -32,6 +32,7 @@ from farzi_hf.summary.forms.base import (
 from farzi_hf.summary.forms.common_labels import (
     DISTILLED,
     READING_AID,
+    RESULTS,
     card_cells_of_label,
     commands_of_students,
     model_in_words,
@@ -261,6 +262,7 @@ class TeacherLabels(Labels):
             ),
             browse=f" `viewer.html` shows the first {shown} rows.",
             training=None,
+            results=RESULTS,
             needs=same_entries(config),
             reading=READING_AID,
             size="what one must keep to train",

@@ -69,6 +69,9 @@ class LabelWords:
     Trainer are the way, and the card has code for that.
     """
 
+    results: str
+    """What a row of the card's table of results is, and its intervals."""
+
     needs: str
     """A sentence, without its end, on what a student needs that trains on it."""
 

@@ -66,7 +66,7 @@ LOADED_FILES: dict[str, int | None] = {
 """The files that `FarziData.from_pretrained` reads: patterns of names, and the most bytes of each.
 None: the file is not read at once.
 """
-TABLES = ["latents", "decoder", "tokens", "labels", "label_decoder"]
+TABLES = ["latents", "decoder", "tokens", "labels", "label_decoder", "rows"]
 """The folders of tables, see `Form.tables`. No others are ever replaced or removed."""
 # Such a name is a plain one on every system: it has no drive, no stream and no `..`, and is not
 # hidden.

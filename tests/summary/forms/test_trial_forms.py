@@ -211,6 +211,7 @@ class OneLabel(StoredLabels):
             description=f"Here are {inputs.positions}. {inputs.position}",
             browse=" A page draws them.",
             training=None,
+            results="A row is a trial.",
             needs="Nobody needs an answer",
             reading="An answer is not a question.",
             size="what an answer takes",

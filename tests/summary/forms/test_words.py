@@ -22,12 +22,16 @@ KINDS = {
     "drawn": {"inputs": "drawn"},
     "written": {"inputs": "written"},
     "fixed": {"inputs": "tokens"},
+    "rows": {},
 }
 
 
 def summary(kind: str) -> FarziData:
     """[4×5]; the last three carry a teacher."""
     settings = KINDS[kind]
+    if kind == "rows":
+        data = [{"text": "a b"}, {"text": "b c"}, {"text": "c a"}]
+        return FarziData.from_rows(data, [1, 0, 3], word_tokenizer(), len(WORDS), 5)
     if kind in ("drawn", "written", "fixed"):
         model = tiny_model("gpt2", len(WORDS))
         sizes = {"sequence_length": 5, "num_sequences": 4, "tokenizer": word_tokenizer()}
@@ -73,6 +77,11 @@ DESCRIPTIONS = {
         f" {FIRST}"
     ),
     "fixed": f"{TEACHER} Inputs are 4 stored rows of ids. {FIRST}",
+    "rows": (
+        "# 2 rows, with weights, of a dataset 2 of 3 rows of a data set, chosen to train on for a"
+        " target. They are rows of the data, as they are, in the data's own columns. Each has a"
+        " weight: how often it is to be read. There is no teacher, and there are no soft labels."
+    ),
 }
 
 FACTS = {
@@ -95,6 +104,7 @@ FACTS = {
     "drawn": {"rows shown": "4", "inputs": "ids, drawn by frequency", "the teacher": "gpt2"},
     "written": {"rows shown": "4", "inputs": "ids, which the teacher writes"},
     "fixed": {"synthetic sequences (μ)": "4", "inputs": "ids, which were not learnt"},
+    "rows": {"rows of the data": "3", "rows that stay": "2", "weights": "one for each row"},
 }
 LATENTS = {
     "latents": "one row per sequence: (ξ, d) floats, greedy text",
@@ -110,6 +120,7 @@ COMMENTS = {
     "drawn": ROWS,
     "written": ROWS,
     "fixed": ROWS,
+    "rows": {"rows": "a row of the data in its own columns, and its weight"},
 }
 SHOWN = {
     "paper": {"sequences × positions": "4 × 5", "numbers per position": "3"},
@@ -118,6 +129,7 @@ SHOWN = {
     "drawn": {"inputs": "drawn ids, any number of rows of 5"},
     "written": {"inputs": "written ids, any number of rows of 5"},
     "fixed": {"inputs": "fixed ids, 4 rows of 5"},
+    "rows": {"inputs": "2 of 3 rows of the data"},
 }
 
 

@@ -1,0 +1,479 @@
+"""Ways to choose rows of a pool for a target: cheap ones that look at words or at one gradient, and
+weights that are learnt through whole trainings.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from datasets import Dataset as HFDataset
+from torch import Tensor
+from torch.utils.data import Dataset
+from tqdm.auto import tqdm
+
+from farzi_hf.attribution.groups import Groups
+from farzi_hf.attribution.outer_steps import (
+    LARGEST,
+    GroupWeights,
+    RowWeights,
+    gradients_of,
+    influence_of,
+    outer_steps,
+)
+from farzi_hf.attribution.queries import Targets
+from farzi_hf.attribution.trainings import Trainings
+from farzi_hf.data.seeds import Purpose, stream
+from farzi_hf.distillation import Parameters
+from farzi_hf.distillation.learner import is_constant
+from farzi_hf.tasks.counted_text import KneserNey
+
+_SMOOTHING = 1.0
+"""What is added to each count of an n-gram."""
+_ORDER = 3
+"""The longest n-grams of the models whose cross-entropies are compared."""
+_WARM = 1_000_000
+"""The number of the training at whose end gradients are compared: no other has it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What rows are chosen from, and for what."""
+
+    trainings: Trainings
+    """Of the rows of the pool, as they are trained in the end."""
+    targets: Mapping[str, Dataset]
+    """Rows of what is to be predicted well."""
+    keep: int
+    """How many rows stay."""
+    smooth: Trainings
+    """The same trainings, smooth enough to be differentiated."""
+    folder: Path | None = None
+    """For the state of outer steps; None keeps none."""
+    progress: tqdm | None = None
+    """A bar that counts gradients of steps; None: each way shows its own, if any."""
+
+    @property
+    def steps(self) -> int:
+        """T, of a training."""
+        return self.trainings.replay.steps
+
+    def counted(self, gradients: int = 1) -> None:
+        """Tells the bar of work that was done."""
+        if self.progress is not None:
+            self.progress.update(gradients)
+
+    @property
+    def num_rows(self) -> int:
+        """n, of the pool."""
+        return self.trainings.num_rows
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.trainings.replay.learner.vocab_size
+
+    def rows_of_targets(self) -> list[list[int]]:
+        """The ids of all rows of the targets."""
+        queries = Targets(self.trainings.replay, self.targets)
+        return [ids for query in range(len(queries)) for ids in queries.ids(query)]
+
+
+class Chooser(ABC):
+    """A way to choose rows."""
+
+    name: str
+    """What tables call it."""
+    is_cheap: bool
+    """Whether it takes no training that is differentiated."""
+
+    @abstractmethod
+    def weights(self, task: Task) -> Tensor:
+        """(n,): the shares of reading; 0 leaves a row out."""
+
+    def gradients(self, task: Task) -> int:
+        """What it costs, in gradients of a step; 0 where nothing is trained."""
+        return 0
+
+
+class AllRows(Chooser):
+    """All rows, each as often as any other."""
+
+    name = "all rows"
+    is_cheap = True
+
+    def weights(self, task: Task) -> Tensor:
+        return torch.ones(task.num_rows)
+
+
+class RandomRows(Chooser):
+    """Rows that are drawn blindly."""
+
+    name = "random rows"
+    is_cheap = True
+
+    def weights(self, task: Task) -> Tensor:
+        draw = stream(task.trainings.seed, Purpose.CHOSEN_ROWS, 0)
+        weights = torch.zeros(task.num_rows)
+        weights[draw.permutation(task.num_rows)[: task.keep]] = 1
+        return weights
+
+
+class Ranked(Chooser):
+    """The rows with the highest scores, each as often as any other."""
+
+    @abstractmethod
+    def scores(self, task: Task) -> Tensor:
+        """(n,): the higher, the sooner a row is chosen."""
+
+    def weights(self, task: Task) -> Tensor:
+        return highest(self.scores(task), task.keep)
+
+
+def highest(scores: Tensor, keep: int) -> Tensor:
+    """(n,): 1 for the highest scores, and 0 for the others. Of equal ones the first."""
+    weights = torch.zeros(len(scores))
+    weights[scores.argsort(descending=True, stable=True)[:keep]] = 1
+    return weights
+
+
+class NGramImportance(Ranked):
+    """How much likelier the unigrams and bigrams of a row are among the target's than among the
+    pool's: the mean log-ratio of an n-gram. As DSIR (Xie et al., 2023, arXiv 2302.03169) but for
+    three things: n-grams are not hashed, a long row is not the sum of its n-grams, and the highest
+    rows are taken without a draw.
+    """
+
+    name = "n-gram importance"
+    is_cheap = True
+
+    def scores(self, task: Task) -> Tensor:
+        of_pool = [_ngrams(ids) for ids in task.trainings.ids]
+        wanted: Counter = Counter()
+        for ids in task.rows_of_targets():
+            wanted.update(_ngrams(ids))
+        there: Counter = Counter()
+        for ngrams in of_pool:
+            there.update(ngrams)
+        kinds = len(there | wanted)
+        totals = (wanted.total() + _SMOOTHING * kinds, there.total() + _SMOOTHING * kinds)
+
+        def log_ratio(ngram: tuple[int, ...]) -> float:
+            of_target = (wanted[ngram] + _SMOOTHING) / totals[0]
+            return float(np.log(of_target * totals[1] / (there[ngram] + _SMOOTHING)))
+
+        ratios = {ngram: log_ratio(ngram) for ngram in there}
+        return torch.tensor(
+            [sum(map(ratios.get, ngrams)) / max(len(ngrams), 1) for ngrams in of_pool]
+        )
+
+
+def _ngrams(ids: Sequence[int]) -> list[tuple[int, ...]]:
+    """Unigrams and bigrams, without the ones that begin and end all rows alike."""
+    return [*((i,) for i in ids[1:-1]), *pairwise(ids)]
+
+
+class CrossEntropyDifference(Ranked):
+    """By how many nats a token is likelier in a counted model of the target than in one of as many
+    rows of the pool (Moore & Lewis, 2010, "Intelligent selection of language model training data").
+    Each half of the pool is scored by a model of rows of the other half, so that no row is scored
+    by a model that has counted it.
+    """
+
+    name = "cross-entropy difference"
+    is_cheap = True
+
+    def scores(self, task: Task) -> Tensor:
+        rows = task.trainings.ids
+        wanted = task.rows_of_targets()
+        of_target = self._model(wanted, task.vocab_size)
+        draw = stream(task.trainings.seed, Purpose.CHOSEN_ROWS, 1)
+        halves = np.array_split(draw.permutation(len(rows)), 2)
+        scores = torch.zeros(len(rows))
+        for half, other in (halves, halves[::-1]):
+            of_pool = self._model([rows[i] for i in other[: len(wanted)]], task.vocab_size)
+            scored = [rows[i] for i in half]
+            differences = [
+                float((ours - theirs).mean()) if len(ours) else -np.inf
+                for ours, theirs in zip(
+                    of_target.log_probabilities(scored),
+                    of_pool.log_probabilities(scored),
+                    strict=True,
+                )
+            ]
+            scores[torch.from_numpy(half)] = torch.tensor(differences)
+        return scores
+
+    def _model(self, rows: Sequence[Sequence[int]], vocab_size: int) -> KneserNey:
+        dataset = HFDataset.from_dict({"input_ids": [list(row) for row in rows]})
+        *_, longest = KneserNey.counted(dataset, vocab_size, _ORDER)
+        return longest
+
+
+class GradientCosine(Ranked):
+    """The cosine of a row's gradient and the target's, at a model that random rows have warmed up
+    for a whole training. As LESS (Xia et al., 2024, arXiv 2402.04333) but for two things: gradients
+    are whole, not projected, and Adam's preconditioner is left out.
+    """
+
+    name = "gradient cosine"
+    is_cheap = True
+
+    def gradients(self, task: Task) -> int:
+        return task.steps + task.num_rows
+
+    def scores(self, task: Task) -> Tensor:
+        training = task.trainings.training(torch.ones(task.num_rows), _WARM)
+        theta = training.train()
+        queries = Targets(training, task.targets)
+        wanted = 0
+        for query in range(len(queries)):
+            leaves = _leaves(theta)
+            wanted = wanted + _flat(queries.loss({**theta, **leaves}, query), leaves)
+        wanted = wanted / wanted.norm()
+        scores = []
+        for row in range(task.num_rows):
+            leaves = _leaves(theta)
+            batch = training.batch(training.loader, [row])
+            gradient = _flat(training.learner.hard_loss({**theta, **leaves}, batch), leaves)
+            scores.append(float(gradient @ wanted / gradient.norm().clamp(min=1e-30)))
+            task.counted()
+        return torch.tensor(scores)
+
+
+def _leaves(theta: Parameters) -> Parameters:
+    return {name: x.detach().requires_grad_() for name, x in theta.items() if not is_constant(x)}
+
+
+def _flat(loss: Tensor, leaves: Parameters) -> Tensor:
+    """The gradient, as one vector."""
+    gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return torch.cat([x.flatten() for x in gradients])
+
+
+class InfluenceOfOne(Ranked):
+    """The exact influence of a row on the target in one training, for each time it was read. Rows
+    that it did not read have the mean.
+    """
+
+    name = "influence in one training"
+    is_cheap = False
+
+    def gradients(self, task: Task) -> int:
+        return gradients_of(task.smooth, task.targets, 1)
+
+    def scores(self, task: Task) -> Tensor:
+        begin = RowWeights(torch.ones(task.num_rows))
+        scored, reads = influence_of(task.smooth, task.targets, begin, 0, progress=task.progress)
+        scores = scored.scores.mean(0) / reads.clamp(min=1)
+        return torch.where(reads > 0, scores, scores[reads > 0].mean())
+
+
+@dataclass(frozen=True)
+class CalibratedScores(Ranked):
+    """Cheap scores, combined so that they foretell the influence of a row, which some trainings
+    measure; and of what they do not foretell as much as the trainings agree on.
+
+    A row is read once or twice in a training, so its own influence is mostly noise. But thousands
+    of rows say together how much each cheap score is worth for this target. The influence of a row
+    for each read, in standard deviations, is regressed (by least squares, weighted by reads) on the
+    ranks of the cheap scores, their squares and their products. What is left of a row is multiplied
+    by τ² / (τ² + σ² / r): r is how often it was read, σ² the variance of one read, and τ² that of
+    the rows themselves, which is the covariance of two trainings. With a single training it is left
+    out.
+
+    Args:
+        cheap: the ways whose scores are combined.
+        trainings: how many measure.
+    """
+
+    cheap: tuple[Ranked, ...]
+    trainings: int = 2
+    is_cheap = False
+
+    @property
+    def name(self) -> str:
+        times = "once" if self.trainings == 1 else f"{self.trainings} times"
+        return f"cheap scores, calibrated by influence {times}"
+
+    def gradients(self, task: Task) -> int:
+        of_cheap = sum(each.gradients(task) for each in self.cheap)
+        return of_cheap + self.trainings * gradients_of(task.smooth, task.targets, 1)
+
+    def scores(self, task: Task) -> Tensor:
+        features = _with_products(torch.stack([_ranks(x.scores(task)) for x in self.cheap]))
+        begin = RowWeights(torch.ones(task.num_rows))
+        measured = []
+        for number in range(self.trainings):
+            scored, reads = influence_of(
+                task.smooth, task.targets, begin, number, progress=task.progress
+            )
+            per_read = scored.scores.mean(0).double() / reads.clamp(min=1)
+            measured.append((per_read / per_read[reads > 0].std(), reads.double()))
+        return calibrated(features, measured).float()
+
+
+def calibrated(features: Tensor, measured: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """(n,): what some trainings say of the value of each row; see `CalibratedScores`.
+
+    Args:
+        features: (k, n), known of each row.
+        measured: for each training the influence of a row for each read, (n,), and its reads, (n,).
+    """
+    reads = torch.stack([r for _, r in measured])
+    values = torch.stack([z for z, _ in measured])
+    total = reads.sum(0)
+    mean = (values * reads).sum(0) / total.clamp(min=1)
+    design = torch.cat([torch.ones_like(features[:1]), features])
+    root = total.sqrt()
+    fit = torch.linalg.lstsq((design * root).T, (mean * root)[:, None], driver="gelsd").solution
+    foretold = (design.T @ fit)[:, 0]
+    if len(measured) < 2:
+        return foretold
+    left = (values - foretold) * (reads > 0)
+    both = (reads[0] > 0) & (reads[1] > 0)
+    of_rows = float((left[0, both] * left[1, both]).mean().clamp(min=0))
+    of_read = float((left.square() * reads)[reads > 0].mean()) - of_rows
+    trust = of_rows / (of_rows + max(of_read, 1e-12) / total.clamp(min=1))
+    return foretold + trust * (mean - foretold) * (total > 0)
+
+
+def _ranks(scores: Tensor) -> Tensor:
+    """(n,): the ranks of scores, from −1 to 1."""
+    ranks = scores.argsort(stable=True).argsort(stable=True).double()
+    return 2 * ranks / max(len(scores) - 1, 1) - 1
+
+
+def _with_products(x: Tensor) -> Tensor:
+    """Features (k, n), their squares and the products of two."""
+    pairs = [x[i] * x[j] for i in range(len(x)) for j in range(i, len(x))]
+    return torch.cat([x, torch.stack(pairs)])
+
+
+@dataclass(frozen=True)
+class OuterSteps(Chooser):
+    """Weights that outer steps learn, see `farzi_hf.attribution.outer_steps`. Of the rows those of
+    the highest weights stay, and of equal weights those with the most evidence; each is read as
+    often as its weight says.
+
+    Args:
+        steps: how many.
+        prior: chooses the rows that begin with a weight, from 3 for the first one down to 0; the
+            others stay out. So a row changes its place only as far as outer steps move it. None
+            begins with all rows, and weights of 1.
+        room: how many times more rows than stay begin with a weight.
+    """
+
+    steps: int = 8
+    prior: Ranked | None = None
+    room: float = 2.5
+    is_cheap = False
+
+    @property
+    def name(self) -> str:
+        prior = "" if self.prior is None else f", from {self.prior.name}"
+        return f"{self.steps} outer steps{prior}"
+
+    def gradients(self, task: Task) -> int:
+        of_prior = 0 if self.prior is None else self.prior.gradients(task)
+        return of_prior + gradients_of(task.smooth, task.targets, self.steps)
+
+    def weights(self, task: Task) -> Tensor:
+        begin = torch.ones(task.num_rows)
+        if self.prior is not None:
+            begin = graded(self.prior.scores(task), round(self.room * task.keep))
+        folder = None if task.folder is None else task.folder / self.name.replace(", ", "-")
+        state = outer_steps(
+            task.smooth,
+            task.targets,
+            RowWeights(begin),
+            self.steps,
+            folder=folder,
+            progress=task.progress,
+        )
+        return kept(state.learnt.weights(), state.evidence, task.keep)
+
+
+def graded(scores: Tensor, count: int) -> Tensor:
+    """(n,): weights that fall from the largest one, of the highest score, in equal steps to the
+    `count`-th, and are 0 from there on.
+    """
+    count = min(count, len(scores))
+    order = scores.argsort(descending=True, stable=True)[:count]
+    weights = torch.zeros(len(scores))
+    weights[order] = LARGEST * (1 - torch.arange(count) / count)
+    return weights
+
+
+# -- mixtures: all rows, with a share for each group -----------------------------------------------
+
+
+@dataclass(frozen=True)
+class EqualShares(Chooser):
+    """All rows; each group is read as often as any other."""
+
+    groups: Groups
+    name = "equal shares of groups"
+    is_cheap = True
+
+    def weights(self, task: Task) -> Tensor:
+        return GroupWeights(torch.zeros(len(self.groups.names)), self.groups).weights()
+
+
+@dataclass(frozen=True)
+class NGramShares(Chooser):
+    """All rows; the share of a group is its size, times e for each standard deviation of groups by
+    which its rows are more important by their n-grams.
+    """
+
+    groups: Groups
+    name = "shares of groups by n-grams"
+    is_cheap = True
+
+    def weights(self, task: Task) -> Tensor:
+        scores = NGramImportance().scores(task).double()
+        of_groups = self.groups.means(scores[None])[0]
+        relative = (of_groups - of_groups.mean()) / of_groups.std().clamp(min=1e-30)
+        numbers = self.groups.sizes.log() + relative.float()
+        return GroupWeights(numbers, self.groups).weights()
+
+
+@dataclass(frozen=True)
+class MixtureSteps(Chooser):
+    """All rows; outer steps learn a share for each group, beginning at their sizes."""
+
+    groups: Groups
+    steps: int = 8
+    is_cheap = False
+
+    @property
+    def name(self) -> str:
+        return f"mixture, {self.steps} outer steps"
+
+    def gradients(self, task: Task) -> int:
+        return gradients_of(task.smooth, task.targets, self.steps)
+
+    def weights(self, task: Task) -> Tensor:
+        begin = GroupWeights(self.groups.sizes.float().log(), self.groups)
+        folder = None if task.folder is None else task.folder / "mixture"
+        state = outer_steps(
+            task.smooth, task.targets, begin, self.steps, folder=folder, progress=task.progress
+        )
+        return state.learnt.weights()
+
+
+def kept(weights: Tensor, evidence: Tensor, keep: int) -> Tensor:
+    """(n,): the highest weights, and 0 for the other rows. Of equal weights those with the most
+    evidence stay.
+    """
+    by_evidence = evidence.argsort(descending=True, stable=True)
+    order = by_evidence[weights[by_evidence].argsort(descending=True, stable=True)]
+    chosen = torch.zeros_like(weights)
+    chosen[order[:keep]] = weights[order[:keep]]
+    return chosen

@@ -1,0 +1,107 @@
+"""Fresh trainings of a stock Trainer's model, in which rows are read as often as weights say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from transformers import Trainer
+
+from farzi_hf.attribution.replay import Replay
+from farzi_hf.data.seeds import Purpose, derive, seeded, stream
+from farzi_hf.data.shares import rows_by_shares
+from farzi_hf.distillation import Parameters
+from farzi_hf.engine import InnerOptimizer
+
+
+@dataclass(frozen=True, eq=False)
+class Trainings:
+    """Trainings like that of a Trainer, each of another start and order.
+
+    A weight is a share of reading: a row of weight 2 is read twice as often as a row of weight 1,
+    and a row of weight 0 never. A weight could also be a factor of the loss. Then each row would be
+    read as often as before, those that are left out too, and a step whose rows have small weights
+    would hardly be a step: Adam makes up for the size of a gradient in the mean of many steps, not
+    in each. Shares cost nothing for rows that are left out, so the others are read more often, and
+    more is known of them.
+    """
+
+    replay: Replay
+    """The Trainer's own training: its steps, optimizer and sizes of batches."""
+    seed: int
+    """Of all starts and orders."""
+    warm: Trainings | None = None
+    """Trainings on all rows, at whose ends these start; None: they start where a Trainer does."""
+
+    @classmethod
+    def of(cls, trainer: Trainer, seed: int = 0) -> Trainings:
+        """Those of a configured Trainer that has not trained. If it has a `model_init`, each
+        training has a start of its own; otherwise all start at its model.
+
+        Raises:
+            ValueError: as `attribute`.
+        """
+        return cls(Replay.of(trainer), seed)
+
+    def with_optimizer(self, optimizer: InnerOptimizer) -> Trainings:
+        """The same with another optimizer."""
+        return replace(self, replay=replace(self.replay, optimizer=optimizer))
+
+    @property
+    def num_rows(self) -> int:
+        """n."""
+        return self.replay.num_rows
+
+    @property
+    def reads(self) -> int:
+        """How many rows a training reads; one that is read twice counts twice."""
+        return sum(len(rows) for step in self.replay.order for rows in step)
+
+    def training(self, weights: Tensor, number: int) -> Replay:
+        """One of the trainings.
+
+        Args:
+            weights: (n,), the shares of reading; their sum does not matter.
+            number: of the training. Equal numbers have equal starts, and equal orders where the
+                weights are equal too.
+        """
+        order = stream(self.seed, Purpose.WEIGHED_ORDER, number)
+        rows = iter(rows_by_shares(weights.double().numpy(force=True), self.reads, order))
+        # As many rows in each batch as before.
+        batches = [[[next(rows) for _ in each] for each in step] for step in self.replay.order]
+        return replace(self.replay, order=batches, start=self._start(number))
+
+    def _start(self, number: int) -> Parameters:
+        """θ_0 of a training."""
+        if self.warm is not None:
+            if number not in self._warm_starts:
+                warming = self.warm.training(torch.ones(self.num_rows), number)
+                self._warm_starts[number] = warming.train()
+            return self._warm_starts[number]
+        trainer = self.replay.trainer
+        if trainer.model_init is None:
+            return self.replay.start
+        with seeded(derive(self.seed, Purpose.WEIGHED_START, number)):
+            model = trainer.call_model_init().to(trainer.args.device)
+        model = getattr(model, "get_base_model", lambda: model)()
+        # What does not train stays a parameter, by which it is known as a constant.
+        return {name: x.detach() if x.requires_grad else x for name, x in model.named_parameters()}
+
+    @cached_property
+    def _warm_starts(self) -> dict[int, Parameters]:
+        """Those that were made, by the number of the training: each is asked for more than once."""
+        return {}
+
+    def reads_of(self, training: Replay) -> Tensor:
+        """(n,): how often each row is read in a training."""
+        rows = [row for step in training.order for batch in step for row in batch]
+        return torch.bincount(torch.tensor(rows), minlength=self.num_rows)
+
+    @cached_property
+    def ids(self) -> list[list[int]]:
+        """The ids of each training row."""
+        replay = self.replay
+        rows = range(self.num_rows)
+        return [replay.batch(replay.loader, [row])["input_ids"][0].tolist() for row in rows]

@@ -1,0 +1,281 @@
+"""Rows of a user's data as a model reads them: texts, prompts with completions, chats, and users'
+histories.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate import PartialState
+from datasets import Dataset
+
+from farzi_hf.data import IGNORED, Interactions, load_interactions
+from farzi_hf.data.chat_template import ChatTemplate
+from farzi_hf.data.files import stream_of
+from farzi_hf.data.own import TEXT, recognise, text_of, whole_rows
+from farzi_hf.data.text import ids_and_places_of, ids_of
+
+Span = tuple[int, int]
+"""Where something is in a text: its first character, and the one after its last."""
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """Rows that a model can train on."""
+
+    ids: list[list[int]]
+    """Of each row."""
+    labels: list[list[int]] | None
+    """What is predicted, −100 where nothing is; None where that is every id."""
+    own: list[dict[str, Any]]
+    """The rows in the columns of their owner."""
+
+    def dataset(self) -> Dataset:
+        """For a Trainer."""
+        columns = {"input_ids": self.ids}
+        if self.labels is not None:
+            columns["labels"] = self.labels
+        return Dataset.from_dict(columns)
+
+    def __getitem__(self, rows: slice) -> OwnRows:
+        labels = None if self.labels is None else self.labels[rows]
+        return OwnRows(self.ids[rows], labels, self.own[rows])
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+class Reading(ABC):
+    """How a row of text is written out, and which part of it is predicted."""
+
+    @abstractmethod
+    def __call__(
+        self, row: Mapping[str, Any], template: ChatTemplate, where: str
+    ) -> tuple[str, list[Span] | None]:
+        """The text of a row, "" if it has none, and its answers; None where all is predicted.
+
+        Args:
+            template: of the tokenizer.
+            where: names the row in an error.
+        """
+
+
+@dataclass(frozen=True)
+class WholeText(Reading):
+    """A column that is a text, or a chat of which everything is predicted."""
+
+    column: str
+
+    def __call__(
+        self, row: Mapping[str, Any], template: ChatTemplate, where: str
+    ) -> tuple[str, None]:
+        return text_of(row.get(self.column), template, where), None
+
+
+class Completion(Reading):
+    """The columns `prompt` and `completion`, of which the completion is predicted. Between them is
+    a line break, unless one of them has a blank there.
+    """
+
+    def __call__(
+        self, row: Mapping[str, Any], template: ChatTemplate, where: str
+    ) -> tuple[str, list[Span]]:
+        prompt = "" if row["prompt"] is None else str(row["prompt"])
+        completion = "" if row["completion"] is None else str(row["completion"]).rstrip()
+        if not completion:
+            return "", []
+        has_blank = not prompt or prompt[-1].isspace() or completion[0].isspace()
+        before = prompt if has_blank else f"{prompt}\n"
+        return before + completion, [(len(before), len(before) + len(completion))]
+
+
+class Answers(Reading):
+    """The column `messages`, a chat, of which the messages of the assistant are predicted."""
+
+    def __call__(
+        self, row: Mapping[str, Any], template: ChatTemplate, where: str
+    ) -> tuple[str, list[Span]]:
+        text = text_of(row["messages"], template, where)
+        spans = []
+        begin = 0
+        for message in row["messages"] or ():
+            content = str(message["content"] or "").strip()
+            begin = text.find(content, begin)
+            if begin < 0:
+                raise ValueError(
+                    f"{where}: the tokenizer's template does not write what a message says; name the"
+                    " --column, and the whole chat is predicted"
+                )
+            end = begin + len(content)
+            if message["role"] == "assistant":
+                spans.append((begin, end))
+            begin = end
+        return text, spans
+
+
+def reading_of(columns: Sequence[str], column: str | None) -> Reading:
+    """How rows with these columns are read.
+
+    Args:
+        column: the one that the user has named; None looks for a prompt and a completion, or for
+            messages, and then takes `text`.
+    """
+    if column is not None:
+        return WholeText(column)
+    if {"prompt", "completion"} <= set(columns):
+        return Completion()
+    if "messages" in columns and "text" not in columns:
+        return Answers()
+    return WholeText("text")
+
+
+def text_rows(
+    source: str, column: str | None, tokenizer: Any, most: int, revision: str | None = None
+) -> OwnRows:
+    """The rows of a text that have something to predict, of each at most the first `most` ids.
+
+    Raises:
+        ValueError: there are none.
+    """
+    stream = stream_of(source, revision=revision)["train"]
+    ids: list[list[int]] = []
+    labels: list[list[int]] = []
+    own: list[dict[str, Any]] = []
+    reading = None
+    with ChatTemplate(tokenizer) as template:
+        for number, row in enumerate(whole_rows(stream, source)):
+            reading = reading or reading_of(list(row), column)
+            where = f"{source}: row {number} (counted from 0)"
+            text, spans = reading(row, template, where)
+            if not text:
+                continue
+            its_ids, its_labels = _example(tokenizer, text, spans)
+            if any(label != IGNORED for label in its_labels[1:most]):
+                ids.append(its_ids[:most])
+                labels.append(its_labels[:most])
+                own.append(row)
+    if not ids:
+        named = f"text in {column or 'text'!r}" if column or not own else "something to predict"
+        raise ValueError(f"{source!r} has no rows with {named}; name the --column")
+    of_all = all(IGNORED not in row for row in labels)
+    return OwnRows(ids, None if of_all else labels, own)
+
+
+def _example(tokenizer: Any, text: str, spans: list[Span] | None) -> tuple[list[int], list[int]]:
+    """Ids and labels of a text. After an answer, the token that ends it is predicted too."""
+    if spans is None:
+        (ids,) = ids_of(tokenizer, [text])
+        return ids, ids
+    ids, places = ids_and_places_of(tokenizer, text)
+    is_answer = [
+        any(first < last and first < end and last > begin for begin, end in spans)
+        for first, last in places
+    ]
+    predicted = [is_answer[i] or (i > 0 and is_answer[i - 1]) for i in range(len(ids))]
+    return ids, [x if wanted else IGNORED for x, wanted in zip(ids, predicted, strict=True)]
+
+
+def texts(source: str, column: str, tokenizer: Any, most: int) -> list[list[int]]:
+    """The first ids of each row of a text that is not blank and has a token to predict."""
+    return text_rows(source, column, tokenizer, most).ids
+
+
+# -- histories -------------------------------------------------------------------------------------
+
+
+def histories(found: Interactions, names: list[str], most: int) -> list[list[int]]:
+    """The model's ids of the last items of each user."""
+    vocabulary = found.vocabulary
+    if vocabulary == names:  # titles may be there twice
+        return [[int(i) for i in sequence[-most:]] for sequence in found.sequences]
+    places = {name: i for i, name in enumerate(names)}
+    times = Counter(names), Counter(vocabulary)
+    wrong = [name for name in vocabulary if [count[name] for count in times] != [1, 1]]
+    if wrong:
+        what = f"{len(wrong)} items of {found.description}, such as {wrong[0]!r}"
+        raise ValueError(
+            f"the model lacks {what}, or several items have one such name; leave them out"
+        )
+    return [[places[vocabulary[i]] for i in sequence[-most:]] for sequence in found.sequences]
+
+
+def history_rows(found: Interactions, names: list[str], most: int) -> OwnRows:
+    """A row for each user: the items, by name in the column `items`."""
+    vocabulary = found.vocabulary
+    own = [{"items": [vocabulary[i] for i in sequence]} for sequence in found.sequences]
+    return OwnRows(histories(found, names, most), None, own)
+
+
+def groups_of(rows: OwnRows, column: str | None) -> list[str] | None:
+    """The group of each row, an entry of a column; None without a column.
+
+    Raises:
+        ValueError: a row has none.
+    """
+    if column is None:
+        return None
+    lacking = [number for number, row in enumerate(rows.own) if row.get(column) is None]
+    if lacking:
+        raise ValueError(
+            f"--group {column!r}: row {lacking[0]} has none; its columns are"
+            f" {', '.join(map(repr, rows.own[lacking[0]]))}"
+        )
+    return [str(row[column]) for row in rows.own]
+
+
+# -- all of them -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that the user has named; None where they are to be found."""
+
+    text: str | None = None
+    user: str | None = None
+    item: str | None = None
+    time: str | None = None
+    revision: str | None = None
+    """Of a data set of the Hub."""
+
+    def of_interactions(self) -> dict[str, str | None]:
+        """As `load_interactions` takes them."""
+        return {"user_column": self.user, "item_column": self.item, "time_column": self.time}
+
+    def hold_text(self, source: str) -> bool:
+        """Whether a data set is one of texts; otherwise it is one of interactions.
+
+        Raises:
+            ValueError: nothing says it.
+        """
+        if self.text is None and not (self.user or self.item) and _has_answers(source):
+            return True
+        kind = recognise(
+            source, text_column=self.text, user_column=self.user, item_column=self.item
+        )
+        return kind == TEXT
+
+    def interactions(self, source: str) -> Interactions:
+        """The histories of a data set."""
+        return load_interactions(source, min_interactions=2, **self.of_interactions())
+
+
+def _has_answers(source: str) -> bool:
+    """Whether a data set has prompts and completions, or chats, in the columns of these names."""
+    first = next(_first_rows(source), {})
+    return not isinstance(reading_of(list(first), None), WholeText)
+
+
+def _first_rows(source: str) -> Iterator[dict[str, Any]]:
+    return whole_rows(stream_of(source)["train"].take(1), source)
+
+
+def say(text: str) -> None:
+    """Prints in one of several processes."""
+    PartialState().print(text)

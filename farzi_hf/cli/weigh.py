@@ -1,0 +1,260 @@
+"""`farzi weigh MODEL DATA --target TARGET --keep 10%`: which rows to train a model on, so that it
+predicts a target well.
+"""
+
+from __future__ import annotations
+
+import math
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+
+from farzi_hf.attribution.choice import Choice, Chosen, choose
+from farzi_hf.attribution.choosers import (
+    AllRows,
+    CalibratedScores,
+    Chooser,
+    CrossEntropyDifference,
+    EqualShares,
+    GradientCosine,
+    InfluenceOfOne,
+    MixtureSteps,
+    NGramImportance,
+    NGramShares,
+    OuterSteps,
+    RandomRows,
+    Task,
+)
+from farzi_hf.attribution.groups import Groups
+from farzi_hf.attribution.smoothness import smooth_enough
+from farzi_hf.attribution.trainings import Trainings
+from farzi_hf.attribution.weighing import number_kept
+from farzi_hf.cli import COMMANDS
+from farzi_hf.cli.own_rows import OwnRows, groups_of, say
+from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
+from farzi_hf.cli.stock_training import STOCK, Setup, add_arguments, free_folder, show_log
+from farzi_hf.common.checks import check_size
+from farzi_hf.common.text import terminal_text
+from farzi_hf.data.seeds import Purpose, stream
+from farzi_hf.report import markdown
+from farzi_hf.summary import FarziData
+
+_SHOWN_GROUPS = 20
+_FEWEST = 6  # rows of a target, two for each of its parts
+
+
+def command(argv: Sequence[str]) -> None:
+    """Compares all ways to choose rows, and writes what the best of them chose."""
+    args, rest = _parser().parse_known_args(argv)
+    keep_freed_memory()
+    show_log()
+    with ends_in_one_line("farzi weigh", OSError, FloatingPointError):
+        for name, least in (("max_length", 2), ("outer_steps", 1), ("trainings", 2)):
+            check_size(f"--{name}", getattr(args, name), least)
+        output = free_folder(args.output_dir)
+        tests = [] if args.target_test is None else [args.target_test]
+        setup = Setup.of(args, rest, [args.data, args.target, *tests])
+        groups = groups_of(setup.rows[0], args.group)
+        share = args.keep or ("10%" if groups is None else "100%")
+        keep = number_kept(_share(share), len(setup.rows[0]))
+        parts = _parts(setup.rows[1], setup.rows[2:], args.seed)
+        trainings = Trainings.of(setup.trainer(), args.seed)
+        target = {"target": parts["target"]}
+        say("How smooth this training is, by one influence and two trainings for each ε:")
+        smooth, said = smooth_enough(trainings, target)
+        for line in said:
+            say(f"  {line}")
+        folder = output.with_name(f".{output.name}-parts")
+        found = choose(
+            Task(trainings, target, keep, smooth, folder),
+            _ways(args.outer_steps, groups),
+            {"target": parts["dev"]},
+            {"target": parts["test"]},
+            trainings=args.trainings,
+            folder=folder,
+        )
+    table = [_row(each) for each in found.tried]
+    say(f"\n{markdown(table)}\n")
+    say(
+        f"Perplexity of {len(parts['test'])} rows of the target, with 95 % intervals over"
+        f" {args.trainings} trainings of {trainings.replay.steps} steps; seconds of the choice."
+    )
+    say(f"\n{found.verdict}")
+    if groups is not None:
+        say(f"\nThe shares of groups: {_mixture(found, groups)}")
+    if setup.how.should_save:
+        farzi = _summary(setup, found, trainings, args)
+        farzi.save_pretrained(output)
+        for part in folder.glob("*"):
+            _remove(part)
+        folder.rmdir()
+    say(f"\nThe rows with their weights: load_dataset({str(output)!r}, split='train')")
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        "farzi weigh", description=COMMANDS["weigh"], epilog=STOCK, allow_abbrev=False
+    )
+    add_arguments(parser, "outputs/weighed")
+    parser.add_argument(
+        "--target", required=True, help="rows of what is to be predicted well, in the data's form"
+    )
+    parser.add_argument(
+        "--target_test",
+        metavar="DATA",
+        help="other rows of it, for the table (default: a quarter of --target)",
+    )
+    parser.add_argument(
+        "--keep", help="rows that stay, a number or a share (default: 10%%; with --group all)"
+    )
+    parser.add_argument(
+        "--group",
+        metavar="COLUMN",
+        help="learns a share for each group too, such as the source of a row: a mixture",
+    )
+    parser.add_argument(
+        "--outer_steps", type=int, default=8, help="each costs five trainings (default: 8)"
+    )
+    parser.add_argument(
+        "--trainings",
+        type=int,
+        default=3,
+        help="fresh models that compare the ways to choose, each (default: 3)",
+    )
+    parser.add_argument("--revision", help="of a data set of the Hub")
+    parser.add_argument("--licence", help="of the data, as the Hub names it, for the card")
+    parser.add_argument("--seed", type=int, default=0, help="of orders and parts (default: 0)")
+    return parser
+
+
+def _share(text: str) -> float:
+    """The number of rows, or the share of them, that a user has typed."""
+    try:
+        if text.endswith("%"):
+            share = float(text[:-1]) / 100
+            return int(share) if share == 1 else share
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"--keep {text!r} is no number; give 500, 0.1 or 10%") from None
+    return int(number) if number.is_integer() else number
+
+
+def _parts(target: OwnRows, test: Sequence[OwnRows], seed: int) -> dict[str, Dataset]:
+    """The rows of a target to choose by, those by which one way is chosen, and those of the table.
+
+    Raises:
+        ValueError: there are very few.
+    """
+    if len(target) < _FEWEST:
+        raise ValueError(
+            f"--target has {len(target)} rows; give at least {_FEWEST}, better some hundred"
+        )
+    order = stream(seed, Purpose.CHOSEN_ROWS, 2).permutation(len(target)).tolist()
+    rows = target.dataset()
+    quarter = max(2, len(target) // 4)
+    held_out = [each.dataset() for each in test] or [rows.select(order[:quarter])]
+    rest = order if test else order[quarter:]
+    return {
+        "test": held_out[0],
+        "dev": rows.select(rest[:quarter]),
+        "target": rows.select(rest[quarter:]),
+    }
+
+
+def _ways(outer_steps: int, groups: list[str] | None) -> list[Chooser]:
+    """All ways to choose, the cheap ones first; with groups, mixtures of these too."""
+    mixtures: list[Chooser] = []
+    if groups is not None:
+        of_rows = Groups(groups)
+        mixtures = [
+            EqualShares(of_rows),
+            NGramShares(of_rows),
+            MixtureSteps(of_rows, outer_steps),
+        ]
+    return [
+        *mixtures,
+        AllRows(),
+        RandomRows(),
+        NGramImportance(),
+        CrossEntropyDifference(),
+        GradientCosine(),
+        InfluenceOfOne(),
+        CalibratedScores((NGramImportance(), CrossEntropyDifference(), GradientCosine())),
+        OuterSteps(outer_steps),
+        OuterSteps(outer_steps, CrossEntropyDifference()),
+    ]
+
+
+def _mixture(found: Choice, groups: list[str]) -> str:
+    """The shares of the groups in what was chosen, the largest first."""
+    of_rows = Groups(groups)
+    read = found.best.weights.double()
+    sums = torch.zeros(len(of_rows.names), dtype=torch.float64).index_add(0, of_rows.members, read)
+    shares = dict(zip(of_rows.names, (sums / sums.sum()).tolist(), strict=True))
+    first = sorted(shares, key=shares.__getitem__, reverse=True)[:_SHOWN_GROUPS]
+    return ", ".join(f"{terminal_text(name, 40)} {shares[name]:.1%}" for name in first)
+
+
+def _row(chosen: Chosen) -> dict[str, str]:
+    """Of the table."""
+    row = chosen.row()
+    low, high = row["test_interval"]
+    return {
+        "method": row["method"],
+        "rows": f"{row['rows']:,}",
+        "dev": f"{row['dev']:.4g}",
+        "test": f"{row['test']:.4g} ({low:.4g} to {high:.4g})",
+        "seconds": f"{row['seconds']:.0f}",
+    }
+
+
+def _summary(setup: Setup, found: Choice, trainings: Trainings, args: Namespace) -> FarziData:
+    """The rows that the best way chose, with what is known of them."""
+    best = found.best
+    rows = setup.rows[0]
+    revision = "" if args.revision is None else f" at {args.revision}"
+    metrics: dict[str, Any] = {
+        "dataset": f"{Path(args.data).name if Path(args.data).exists() else args.data}{revision}",
+        "data_sequences": len(rows),
+        "licence": args.licence,
+        "table": [_finite(each.row()) for each in found.tried],
+        "verdict": found.verdict,
+        "chosen by": best.method,
+        "target": Path(args.target).name,
+    }
+    return FarziData.from_rows(
+        rows.own,
+        best.weights,
+        setup.names,
+        vocab_size=trainings.replay.learner.vocab_size,
+        sequence_length=max(2, *map(len, rows.ids)),
+        metrics={name: x for name, x in metrics.items() if x is not None},
+        recipe={
+            "method": best.method,
+            "keep": best.rows,
+            "outer_steps": args.outer_steps,
+            "training_steps": trainings.replay.steps,
+            "optimizer": str(trainings.replay.optimizer).split(", lr_schedule=")[0] + ")",
+            "seed": args.seed,
+        },
+    )
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """A row without an interval that nobody knows."""
+    low, _ = row["test_interval"]
+    return row if math.isfinite(low) else {k: x for k, x in row.items() if k != "test_interval"}
+
+
+def _remove(path: Path) -> None:
+    """Removes a file of ours, or a folder of them."""
+    if path.is_dir():
+        for part in path.glob("*.safetensors"):
+            part.unlink()
+        path.rmdir()
+    else:
+        path.unlink()

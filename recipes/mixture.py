@@ -1,0 +1,250 @@
+"""What each source of a pool of instructions does to each of several targets, and mixtures of the
+sources that outer steps learn for a target.
+
+    python recipes/mixture.py --data_dir FOLDER                     # the matrix, and mixtures
+    python recipes/mixture.py --data_dir FOLDER --outer_steps 0     # the matrix alone
+
+FOLDER has `instructions`: a pool and five targets, each with a dev and a test part, as gzipped JSON
+lines with `prompt`, `completion` and `source`. Templates of one data set are one source. Loss is on
+completions alone. One training and one backward pass give the matrix. Mixtures are compared with
+equal shares, shares by size, the target's own source alone, and shares by n-grams, by fresh
+trainings of equal length on the target's test part.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, GPT2Config, Trainer, TrainingArguments
+
+from farzi_hf.attribution import attribute
+from farzi_hf.attribution.choice import Chosen, losses
+from farzi_hf.attribution.choosers import NGramImportance, Task
+from farzi_hf.attribution.groups import Groups
+from farzi_hf.attribution.outer_steps import GroupWeights, outer_steps
+from farzi_hf.attribution.smoothness import smoothness
+from farzi_hf.attribution.trainings import Trainings
+from farzi_hf.cli.own_rows import OwnRows, text_rows
+from farzi_hf.cli.program import keep_freed_memory, run
+from farzi_hf.data import SequenceCollator
+from farzi_hf.data.seeds import seeded
+from farzi_hf.data.text import bpe_tokenizer
+from farzi_hf.report import markdown, save_json
+
+SOURCES = (
+    "adversarial_qa",
+    "ag_news",
+    "amazon_polarity",
+    "app_reviews",
+    "codegen",
+    "common_gen",
+    "commonsense_qa",
+    "cosmos",
+    "dbpedia",
+    "dream",
+    "gigaword",
+    "glue_mrpc",
+    "glue_qqp",
+    "gsm8k",
+    "imdb",
+    "kilt_tasks",
+    "paws",
+    "qasc",
+    "quarel",
+    "quartz",
+    "ropes",
+    "rotten_tomatoes",
+    "samsum",
+    "sciq",
+    "social_i_qa",
+    "trec",
+    "wiki_bio",
+    "wiki_qa",
+    "wiqa",
+    "xsum",
+    "yelp",
+)
+"""What the names of sources begin with: the data set that a template is of."""
+
+TARGETS = ("gsm8k", "codegen", "cosmos", "gigaword", "sciq")
+
+
+def source_of(row: Mapping[str, str]) -> str:
+    """The data set that a row is of, whatever template wrote it."""
+    return next(name for name in SOURCES if row["source"].startswith(name))
+
+
+def trainer_of(data: Dataset, tokenizer: object, args: Namespace, folder: Path) -> Trainer:
+    """A stock Trainer of a small GPT-2 from scratch."""
+    config = GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=args.max_length,
+        n_embd=args.width,
+        n_layer=1,
+        n_head=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+        initializer_range=0.1,
+        attn_implementation="eager",
+    )
+    how = TrainingArguments(
+        str(folder / "trainer"),
+        max_steps=args.steps,
+        per_device_train_batch_size=args.batch_size,
+        learning_rate=args.learning_rate,
+        adam_epsilon=args.epsilon,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        dataloader_pin_memory=False,
+        disable_tqdm=True,
+        train_sampling_strategy="random",
+    )
+    return Trainer(
+        model_init=lambda: AutoModelForCausalLM.from_config(config),
+        args=how,
+        data_collator=SequenceCollator(),
+        train_dataset=data,
+        processing_class=tokenizer,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The matrix, then the mixtures of each target."""
+    args = parse(argv)
+    keep_freed_memory()
+    folder = Path(args.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    begin = time.perf_counter()
+    pool, parts, tokenizer = read(args)
+    sources = [source_of(row) for row in pool.own]
+    with seeded(args.seed):
+        trainer = trainer_of(pool.dataset(), tokenizer, args, folder)
+    targets = {name: parts[name, "dev"].dataset() for name in args.targets}
+    if not (folder / "matrix" / "README.md").exists():
+        found = attribute(trainer, targets, groups=sources)
+        found.save(folder / "matrix")
+        print(f"{time.perf_counter() - begin:.0f} s: the matrix", flush=True)
+        print(markdown(found.table_of_groups()), flush=True)
+    trainings = Trainings.of(trainer, args.seed)
+    for name in args.targets if args.outer_steps else ():
+        rows = mixtures(trainings, name, parts, sources, args, folder)
+        print(
+            f"\n{time.perf_counter() - begin:.0f} s: target {name}\n\n{markdown(rows)}", flush=True
+        )
+        save_json(rows, folder / f"{name}.json")
+
+
+def read(args: Namespace) -> tuple[OwnRows, dict[tuple[str, str], OwnRows], object]:
+    """The pool, the parts of the targets, and the tokenizer."""
+    data = Path(args.data_dir, "instructions")
+    with gzip.open(data / "pool.jsonl.gz", "rt", encoding="utf-8") as file:
+        texts = [json.loads(line) for line in file]
+    tokenizer = bpe_tokenizer(
+        [f"{row['prompt']} {row['completion']}" for row in texts[:: len(texts) // 4000 + 1]],
+        args.vocab_size,
+    )
+    whole = text_rows(str(data / "pool.jsonl.gz"), None, tokenizer, args.max_length)
+    order = np.random.default_rng(args.seed).permutation(len(whole))[: args.rows]
+    pool = OwnRows(*([column[i] for i in order] for column in (whole.ids, whole.labels, whole.own)))
+    parts = {
+        (name, part): text_rows(
+            str(data / f"{name}_{part}.jsonl.gz"), None, tokenizer, args.max_length
+        )
+        for name in args.targets
+        for part in ("dev", "test")
+    }
+    return pool, parts, tokenizer
+
+
+def mixtures(
+    trainings: Trainings,
+    name: str,
+    parts: Mapping[tuple[str, str], OwnRows],
+    sources: Sequence[str],
+    args: Namespace,
+    folder: Path,
+) -> list[dict[str, str]]:
+    """The table of one target."""
+    groups = Groups(sources)
+    target = {name: parts[name, "dev"].dataset()}
+    test = {name: parts[name, "test"][: args.test_rows].dataset()}
+    print(f"{name}: {smoothness(trainings, target)}", flush=True)
+    by_size = groups.sizes.float().log()
+    begin = time.perf_counter()
+    state = outer_steps(
+        trainings,
+        target,
+        GroupWeights(by_size, groups),
+        args.outer_steps,
+        folder=folder / f"steps-{name}",
+    )
+    seconds = time.perf_counter() - begin
+    mixture = sorted(state.learnt.mixture.items(), key=lambda item: -item[1])
+    said = ", ".join(f"{source} {share:.2f}" for source, share in mixture[:6])
+    print(f"{name}: {said}; losses {[round(step['loss'], 3) for step in state.history]}")
+    importance = NGramImportance().scores(Task(trainings, target, 1, trainings))
+    of_groups = groups.means(importance[None].double())[0]
+    by_ngrams = (of_groups - of_groups.mean()) / of_groups.std()
+    own = torch.tensor([source == name for source in sources]).float()
+    ways = {
+        "equal shares": GroupWeights(torch.zeros(len(groups.names)), groups).weights(),
+        "shares by size": torch.ones(len(sources)),
+        "shares by n-grams": GroupWeights(by_size + by_ngrams, groups).weights(),
+        "shares by n-grams, sharper": GroupWeights(by_size + 2 * by_ngrams, groups).weights(),
+        "its own source alone": own,
+        f"mixture, {args.outer_steps} outer steps": state.learnt.weights(),
+    }
+    rows = []
+    for method, weights in ways.items():
+        dev, values = losses(trainings, weights, (target, test), args.trainings)
+        row = Chosen(method, True, weights, dev, values, 0.0).row()
+        rows.append(
+            {
+                "shares": method,
+                "test perplexity": "{:.1f} ({:.1f}–{:.1f})".format(
+                    row["test"], *row["test_interval"]
+                ),
+                "share of its own source": f"{float((weights * own).sum() / weights.sum()):.2f}",
+                "seconds": f"{seconds:.0f}" if method.startswith("mixture") else "0",
+            }
+        )
+    return rows
+
+
+def parse(argv: Sequence[str] | None) -> Namespace:
+    """The options."""
+    parser = ArgumentParser("mixture.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--data_dir", required=True, help="the folder with the data sets")
+    parser.add_argument("--output_dir", default="outputs/mixture")
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rows", type=int, default=4000, help="of the pool")
+    parser.add_argument("--test_rows", type=int, default=200)
+    parser.add_argument("--vocab_size", type=int, default=2000)
+    parser.add_argument("--max_length", type=int, default=128)
+    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--batch_size", type=int, default=12)
+    parser.add_argument("--learning_rate", type=float, default=5e-3)
+    parser.add_argument("--epsilon", type=float, default=1e-2)
+    parser.add_argument("--outer_steps", type=int, default=4)
+    parser.add_argument("--trainings", type=int, default=3)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    run(main)

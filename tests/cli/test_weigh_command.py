@@ -1,0 +1,237 @@
+"""`farzi weigh`: rows of a user's data are chosen for a target, shown and saved; and how rows of
+every kind are read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from datasets import load_dataset
+from test_attribute_command import HISTORIES, interactions
+from tiny_models import config_of
+from transformers import AutoModelForCausalLM
+
+from farzi_hf import FarziData
+from farzi_hf.attribution import Attribution, choice
+from farzi_hf.cli import main
+from farzi_hf.cli.own_rows import text_rows
+from farzi_hf.data import IGNORED, load_sample_text, word_tokenizer
+
+TEMPLATE = "{% for m in messages %}{{ m['role'] + ' : ' + m['content'] + ' ; ' }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model with its tokenizer, prompts with completions, and a target."""
+    folder = tmp_path_factory.mktemp("weigh")
+    texts = load_sample_text(120)["train"]["text"]
+    tokenizer = word_tokenizer([*texts, "user assistant : ;"], 120)
+    tokenizer.save_pretrained(folder / "model")
+    model = AutoModelForCausalLM.from_config(config_of("gpt2", len(tokenizer)))
+    model.save_pretrained(folder / "model")
+
+    def write(name: str, chosen: list[str]) -> None:
+        rows = [
+            {"prompt": " ".join(text.split()[:2]), "completion": " ".join(text.split()[2:])}
+            for text in chosen
+        ]
+        rows = [{**row, "source": "ab"[i % 2]} for i, row in enumerate(rows)]
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    write("data.jsonl", texts[:30])
+    write("target.jsonl", texts[30:50])
+    write("test.jsonl", texts[50:60])
+    return folder
+
+
+SHORT = [
+    *("--use_cpu", "True", "--disable_tqdm", "True", "--max_steps", "3"),
+    *("--adam_epsilon", "1e-2", "--learning_rate", "1e-2", "--dataloader_pin_memory", "False"),
+]
+WAYS = ["--outer_steps", "1", "--trainings", "2"]
+
+
+def weigh(folder, output, *more: str) -> None:
+    target = ["--target", str(folder / "target.jsonl"), "--output_dir", str(output)]
+    main(
+        ["weigh", str(folder / "model"), str(folder / "data.jsonl"), *target, *SHORT, *WAYS, *more]
+    )
+
+
+def test_rows_are_chosen_shown_and_saved(folder, tmp_path, capsys):
+    weigh(folder, tmp_path / "out", "--keep", "20%", "--licence", "mit")
+    printed = capsys.readouterr().out
+    table = re.findall(r"^\| ([^|]+?) +\| +(\d+) \|", printed, flags=re.M)
+    rows = dict(table)
+    assert rows.pop("all rows") == "30"
+    assert set(rows.values()) == {"6"}
+    assert len(rows) == 8
+    assert "comes true" in printed
+    farzi = FarziData.from_pretrained(tmp_path / "out")
+    assert farzi.weights.shape == (30,)
+    assert int((farzi.weights > 0).sum()) == 6
+    assert f"The rows are those of '{farzi.results.metrics['chosen by']}'" in printed
+    kept = load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))["train"]
+    assert kept.column_names == ["prompt", "completion", "source", "weight"]
+    assert [path.name for path in tmp_path.iterdir()] == ["cache", "out"] or {
+        path.name for path in tmp_path.iterdir()
+    } == {"cache", "out"}
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "# 6 rows, with weights, of data.jsonl" in card
+    assert "with 95 % intervals over trainings" in card
+    assert "bootstrap" not in card
+    assert kept[0]["completion"] not in card
+
+
+def test_with_groups_mixtures_of_them_are_compared_too(folder, tmp_path, capsys):
+    weigh(folder, tmp_path / "out", "--group", "source")
+    printed = capsys.readouterr().out
+    for name in ("equal shares of groups", "shares of groups by n-grams", "mixture, 1 outer steps"):
+        assert re.search(rf"^\| {name} +\| +30 \|", printed, flags=re.M)
+    said = re.search(r"The shares of groups: ([ab]) ([\d.]+)%, ([ab]) ([\d.]+)%", printed)
+    assert {said[1], said[3]} == {"a", "b"}
+    assert float(said[2]) + float(said[4]) == pytest.approx(100, abs=0.2)
+
+
+def test_it_goes_on_where_it_was_killed(folder, tmp_path, monkeypatch, capsys):
+    written = choice._Kept.write
+
+    def killed(self, chosen):
+        written(self, chosen)
+        if chosen.method == "gradient cosine":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(choice._Kept, "write", killed)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            weigh(folder, tmp_path / "out", "--keep", "6")
+    parts = tmp_path / ".out-parts"
+    assert len(list(parts.glob("choice-*"))) == 5
+    measured = []
+    losses = choice.losses
+    monkeypatch.setattr(choice, "losses", lambda *given: measured.append(1) or losses(*given))
+    weigh(folder, tmp_path / "out", "--keep", "6")
+    assert len(measured) == 4
+    assert not parts.exists()
+    weigh(folder, tmp_path / "whole", "--keep", "6")
+    first, second = (FarziData.from_pretrained(tmp_path / name) for name in ("out", "whole"))
+    assert torch.equal(first.weights, second.weights)
+
+
+def test_a_target_may_have_a_test_part_of_its_own(folder, tmp_path, capsys):
+    weigh(folder, tmp_path / "out", "--target_test", str(folder / "test.jsonl"))
+    assert "Perplexity of 10 rows of the target" in capsys.readouterr().out
+
+
+def test_rows_of_interactions_are_users(tmp_path, capsys):
+    model = AutoModelForCausalLM.from_config(config_of("sasrec", 5, max_length=3))
+    model.save_pretrained(tmp_path / "model")
+    data = interactions(tmp_path / "data.csv", HISTORIES)
+    users = {f"user{i}": "".join(history) for i, history in enumerate(["abcd", "bcda"] * 4)}
+    target = interactions(tmp_path / "target.csv", users)
+    out = ["--target", target, "--output_dir", str(tmp_path / "out"), "--keep", "2"]
+    main(["weigh", str(tmp_path / "model"), data, *out, *SHORT, *WAYS])
+    farzi = FarziData.from_pretrained(tmp_path / "out")
+    assert farzi.config.num_rows == 4
+    assert all(len(row["items"]) == 4 for row in farzi.as_dataset())
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--keep", "x%"), r"--keep 'x%' is no number; give 500, 0\.1 or 10%"),
+        (("--keep", "31"), "keep=31: there are 30 rows"),
+        (("--trainings", "1"), "--trainings must be an integer of at least 2, got 1"),
+        (("--outer_steps", "0"), "--outer_steps must be an integer of at least 1, got 0"),
+        (("--label_smoothing_factor", "0.1"), "trainer cannot be replayed: its first gradient"),
+    ],
+)
+def test_bad_input_ends_in_one_line(folder, tmp_path, more, message):
+    with pytest.raises(SystemExit, match=f"farzi weigh: .*{message}"):
+        weigh(folder, tmp_path / "out", *more)
+    assert not (tmp_path / "out" / "farzi.safetensors").exists()
+
+
+def test_a_folder_that_is_taken_stays(folder, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("x")
+    with pytest.raises(SystemExit, match="exists already and is not empty: choose another folder"):
+        weigh(folder, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
+
+
+# -- how rows are read -----------------------------------------------------------------------------
+
+
+def read(tmp_path, rows: list[dict], column: str | None = None, **template: str):
+    tokenizer = word_tokenizer(["a b c d e f user assistant : ;"], 20)
+    tokenizer.chat_template = template.get("template")
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = text_rows(str(file), column, tokenizer, 64)
+    predicted = None
+    if found.labels is not None:
+        predicted = [
+            tokenizer.convert_ids_to_tokens([x for x in row if x != IGNORED])
+            for row in found.labels
+        ]
+    return [tokenizer.convert_ids_to_tokens(ids) for ids in found.ids], predicted, found.own
+
+
+def test_of_a_prompt_and_its_completion_the_completion_is_predicted(tmp_path):
+    rows = [{"prompt": "a b", "completion": "c d"}, {"prompt": "a", "completion": ""}]
+    ids, predicted, own = read(tmp_path, rows)
+    assert ids == [["<s>", "a", "b", "c", "d", "</s>"]]
+    assert predicted == [["c", "d", "</s>"]]
+    assert own == rows[:1]
+
+
+def test_of_a_chat_the_answers_are_predicted(tmp_path):
+    chat = [
+        {"role": "user", "content": "a b"},
+        {"role": "assistant", "content": "a c"},
+        {"role": "user", "content": "d"},
+        {"role": "assistant", "content": "e f"},
+    ]
+    ids, predicted, own = read(tmp_path, [{"messages": chat}], template=TEMPLATE)
+    words = "user : a b ; assistant : a c ; user : d ; assistant : e f ;"
+    assert ids == [["<s>", *words.split(), "</s>"]]
+    assert predicted == [["a", "c", ";", "e", "f", ";"]]
+    assert own == [{"messages": chat}]
+    ids, predicted, _ = read(tmp_path, [{"messages": chat}], "messages", template=TEMPLATE)
+    assert predicted is None
+
+
+def test_a_text_is_predicted_whole(tmp_path):
+    rows = [{"text": "a b", "kind": 1}, {"text": " ", "kind": 2}, {"text": "c", "kind": 3}]
+    ids, predicted, own = read(tmp_path, rows)
+    assert ids == [["<s>", "a", "b", "</s>"], ["<s>", "c", "</s>"]]
+    assert predicted is None
+    assert [row["kind"] for row in own] == [1, 3]
+
+
+# -- farzi attribute with groups -------------------------------------------------------------------
+
+
+def test_groups_and_targets_are_scored_and_printed(folder, tmp_path, capsys):
+    tests = ["--test", str(folder / "target.jsonl"), "--test", str(folder / "test.jsonl")]
+    how = [*SHORT[:6], "--output_dir", str(tmp_path / "out"), "--trainings", "2"]
+    command = ["attribute", str(folder / "model"), str(folder / "data.jsonl"), *tests]
+    main([*command, "--group", "source", *how])
+    printed = capsys.readouterr().out
+    found = Attribution.load(tmp_path / "out")
+    assert found.queries == ["target.jsonl", "test.jsonl"]
+    assert found.group_names == ["a", "b"]
+    assert found.group_scores_of_trainings.shape == (2, 2, 2)
+    assert "| group | rows |" in printed
+    assert re.search(r"^\| [ab] +\| +15 \|", printed, flags=re.M)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    with pytest.raises(
+        SystemExit, match="--group 'kind': row 0 has none; its columns are 'prompt'"
+    ):
+        main([*command, "--group", "kind", *how[:6], "--output_dir", str(tmp_path / "x")])
+    with pytest.raises(SystemExit, match="--trainings 2 goes without --check and --per_token"):
+        main([*command, "--check", *how[:6], "--output_dir", str(tmp_path / "x"), *how[-2:]])
