@@ -24,7 +24,7 @@ _ROOMS = {
         " RNNConfig RNNForCausalLM"
     ),
     "tasks": "LanguageModeling Recommendation",
-    "summary": "FarziData FarziDataConfig attach_soft_inputs soft_cross_entropy",
+    "summary": "FarziData FarziDataConfig attach_soft_inputs sample soft_cross_entropy",
     "distillation": (
         "FarziConfig FarziTrainer Learner MetaMatching GradientMatching TrajectoryMatching"
         " TrajectoryBank PretrainedStarts record_trajectories"

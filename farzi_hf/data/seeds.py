@@ -70,11 +70,11 @@ class Purpose(IntEnum):
     NEGATIVES = 40  # items among which a target is ranked
     MEMORY_ROWS = 41  # the training rows whose losses are compared with those of held-out rows
     SPARE_LABELS = 42  # the decoder of labels that have dimensions to spare
-    REAL_ROWS = 48  # windows of real rows that students read with a teacher's labels
     COUNTED_ROWS = 45  # (row): a text that a counted model writes
     WEIGHED_START = 46  # (training): the start of one of several trainings on weighed rows
     WEIGHED_ORDER = 47  # (training): which rows it reads when
     CHOSEN_ROWS = 48  # (choice): rows that are chosen at random, or halves of a pool
+    REAL_ROWS = 49  # windows of real rows that students read with a teacher's labels
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:

@@ -103,12 +103,7 @@ class Packing:
         start = _with_scales(params, largest)
         stops_early_by = None if validation is None else held_out
         trained = training.run("Packing", penalised, start, quiet, stops_early_by)
-        scales_as_stored = {
-            name: x.exp().half().float().log()
-            for name, x in trained.params.items()
-            if name.endswith(_LOG_SCALE)
-        }
-        packed = _rounded({**trained.params, **scales_as_stored}, largest)
+        packed = _rounded(trained.params, largest, as_stored=True)
         return Trained(packed, trained.steps, None if validation is None else validation(packed))
 
 
@@ -126,12 +121,18 @@ def _with_scales(params: Parameters, largest: int) -> Parameters:
     return scaled
 
 
-def _rounded(params: Parameters, largest: int) -> Parameters:
-    """W' of all matrices, without their scales."""
+def _rounded(params: Parameters, largest: int, as_stored: bool = False) -> Parameters:
+    """W' of all matrices, without their scales.
+
+    Args:
+        as_stored: takes the scales in the precision of the file, so that storing W' loses nothing.
+    """
     weights = {name: x for name, x in params.items() if not name.endswith(_LOG_SCALE)}
     scales = {
         name: params[name + _LOG_SCALE].exp() for name in weights if name + _LOG_SCALE in params
     }
+    if as_stored:
+        scales = {name: scale.half().float() for name, scale in scales.items()}
     return {
         **weights,
         **{name: rounded(weights[name], scale, largest) for name, scale in scales.items()},

@@ -194,10 +194,10 @@ class TeacherTraining:
         """The training by the settings of a config, or of a summary's recipe. Those that it lacks
         have their defaults. Raises ValueError if one cannot be used.
         """
-        own = checked(cls.Settings, settings)
-        make = TEACHER_OPTIMIZERS[own.teacher_optimizer]
-        optimizer = make(own.teacher_learning_rate, weight_decay=own.teacher_weight_decay)
-        return cls(optimizer, own.teacher_steps, own.teacher_batch_size)
+        given = checked(cls.Settings, settings)
+        make = TEACHER_OPTIMIZERS[given.teacher_optimizer]
+        optimizer = make(given.teacher_learning_rate, weight_decay=given.teacher_weight_decay)
+        return cls(optimizer, given.teacher_steps, given.teacher_batch_size)
 
     def train(self, learner: Learner, data: RealData, seed: int) -> Trained:
         """One teacher. Its initialisation, its minibatches and its dropout depend on `seed`. Raises

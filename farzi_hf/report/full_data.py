@@ -35,8 +35,8 @@ _HELD_OUT = 512
 """Rows of the validation part that judge a trial."""
 _FIRST_PART = 1 / 3
 """Of the seconds, for each trial of the first round. The two best have all of them."""
-_LONGER = 16
-"""How many times its steps a long training may take, while it still learns."""
+_LONGER = 4
+"""How many times its steps a long training may take, while it still learns; then its row says so."""
 
 
 @dataclass(frozen=True)
@@ -235,12 +235,12 @@ class FullData:
         trials = {}
         shown = tqdm(trainings.items(), LONG, disable=c.quiet, leave=False, dynamic_ncols=True)
         for words, training in shown:
-            trials[words] = self._long_training(training, self.seed)
+            trials[words] = self._long_training(training, self.seed, longer=1)
         chosen = min(trials, key=lambda words: trials[words].validation)
         found: list[Trained] = []
 
         def train(seed: int) -> Student:
-            found.append(self._long_training(trainings[chosen], seed))
+            found.append(self._long_training(trainings[chosen], seed, longer=_LONGER))
             return partial(c.learner.logits, found[-1].params)
 
         row = c.trained(LONG, train, c.seeds, c.nbytes(c.splits["train"]), steps)
@@ -248,10 +248,10 @@ class FullData:
         steps = round(np.mean([trained.steps for trained in found]))
         return replace(row, steps=steps, way=chosen, still_learning=still_learning)
 
-    def _long_training(self, training: TeacherTraining, seed: int) -> Trained:
-        longer = replace(training, longer=_LONGER, count=1, kept=None)
+    def _long_training(self, training: TeacherTraining, seed: int, longer: int) -> Trained:
+        own = replace(training, longer=longer, count=1, kept=None)
         try:
-            return longer.train(self.comparison.learner, replace(self.data, quiet=True), seed)
+            return own.train(self.comparison.learner, replace(self.data, quiet=True), seed)
         except FloatingPointError:
             start = self.comparison.learner.initial_parameters(seed, self.comparison.device)
             return Trained(start, 0, math.inf)

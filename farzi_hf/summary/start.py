@@ -91,7 +91,7 @@ def start_values(teacher: PreTrainedModel, model: PreTrainedModel) -> dict[str, 
         )
     tables = tables_of(teacher)
     student = _Look(model)
-    maps = maps_between(tables, student.widths)
+    maps = maps_between(tables, student.widths, student.head_name == student.embedding_name)
     values = {student.embedding_name: maps.inputs(tables.inputs) / student.input_scale}
     if student.head_name is not None and tables.head is not None:
         is_tied = student.head_name == student.embedding_name
@@ -154,6 +154,7 @@ def _first_position(name: str) -> int:
 # -- a model, looked at ----------------------------------------------------------------------------
 
 
+@torch.no_grad()
 def tables_of(model: PreTrainedModel) -> Tables:
     """What a trained model knows of the vocabulary's entries, as float32 on the CPU."""
     look = _Look(model)
@@ -370,13 +371,20 @@ class Maps:
     """Of rows (…, k) of the head."""
 
 
-def maps_between(tables: Tables, widths: tuple[int, int | None]) -> Maps:
+def maps_between(tables: Tables, widths: tuple[int, int | None], is_tied: bool = False) -> Maps:
     """The maps from a teacher's tables to a student's widths.
 
     Narrower: onto the right singular vectors of both tables on top of each other, each divided by
-    its norm, so that neither outweighs the other. Wider: what is there already, and zeros.
+    its norm, so that neither outweighs the other. Wider: columns stand there again, and the head
+    has a part of each copy, so that products of the two stay (Net2Net, arXiv 1511.05641); in a
+    student whose head is its embedding, zeros, because a copy would double its logits.
     """
     e, k = tables.inputs.shape[1], None if tables.head is None else tables.head.shape[1]
+    has_two_tables = k is not None and widths[1] is not None and not is_tied
+    if has_two_tables and widths[0] > e and widths[1] > k:
+        of_inputs, _ = _copied_columns(e, widths[0])
+        of_head, copies = _copied_columns(k, widths[1])
+        return Maps(lambda rows: rows[..., of_inputs], lambda rows: rows[..., of_head] / copies)
     shares_space = e == k and widths[0] == widths[1]
     if shares_space:
         both = torch.cat([_normed(tables.inputs), _normed(tables.head)])
@@ -385,6 +393,14 @@ def maps_between(tables: Tables, widths: tuple[int, int | None]) -> Maps:
     of_inputs = _map(tables.inputs, widths[0])
     of_head = of_inputs if k is None or widths[1] is None else _map(tables.head, widths[1])
     return Maps(of_inputs, of_head)
+
+
+def _copied_columns(own: int, width: int) -> tuple[Tensor, Tensor]:
+    """Which of the columns of a narrower table stand in each of `width` columns, and how often each
+    of these stands there, (width,) each.
+    """
+    columns = torch.arange(width) % own
+    return columns, torch.bincount(columns)[columns]
 
 
 def _normed(table: Tensor) -> Tensor:

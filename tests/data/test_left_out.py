@@ -150,7 +150,7 @@ def test_links_in_a_folder_are_not_followed_and_said(tmp_path, caplog):
         (said,) = caplog.messages
         assert said.endswith(f": {number} links are not followed; to read others, name them")
     (folder / "mine.txt").unlink()
-    with pytest.raises(ValueError, match=r"is no file, .*; 4 links are not followed$"):
+    with pytest.raises(ValueError, match=r"no file, folder .*; 4 links are not followed$"):
         load_text(folder)
     # What the user names is read.
     assert rows_of(folder / "link.txt") == set(SECRET)

@@ -249,6 +249,19 @@ def test_packing_with_a_penalty_needs_fewer_bytes(sequences, tokenizer, tmp_path
     assert sizes[1] < 0.8 * sizes[0]
 
 
+def test_storing_a_packed_teacher_changes_no_matrix(sequences, tokenizer, tmp_path):
+    """Its scales have the precision of the file, so what was measured is what is saved."""
+    settings = {**CARRIED, "max_steps": 0}
+    trainer = tiny_trainer(tmp_path, sequences, tokenizer, **settings)
+    trainer.tune_initialization()
+    packed = trainer.model.tensors
+    stored = STORAGES["coded5"].rounded(packed)
+    matrices = [name for name, x in packed.items() if name.startswith("teacher.") and x.dim() > 1]
+    assert len(matrices) > 3
+    for name in matrices:
+        assert torch.equal(stored[name], packed[name]), name
+
+
 def test_a_summary_carries_one_teacher(sequences, tokenizer, tmp_path, monkeypatch):
     """Several models are refused; one is trained, however many `num_teachers` says."""
     kinds = [tiny_learner(len(tokenizer)), tiny_learner(len(tokenizer))]

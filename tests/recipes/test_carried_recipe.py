@@ -98,7 +98,7 @@ def test_students_by_steps_and_rows_by_bytes(summary, tmp_path):
         "students of a packed teacher, T = 4": farzi.nbytes,
         "the packed teacher itself": farzi.nbytes,
         "all real data, T = 4": data,
-        "all real data, T = 6": data,
+        "all real data, T = 12": data,
         "counted bigram": data,
         "counted n-grams": data,
         "distilled summary, T = 4": 777,

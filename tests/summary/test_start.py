@@ -190,3 +190,10 @@ def test_a_summary_starts_a_model_from_its_teacher(tmp_path):
         farzi.start(tiny_model("llama", V + 1))
     with pytest.raises(ValueError, match=r"^labels='shared': no teacher is carried; start\(\) is"):
         tiny_summary().start(tiny_model("llama"))
+
+
+def test_tables_are_no_part_of_a_graph():
+    """A training from such a start would keep its first steps for a backward pass."""
+    tables = tables_of(model_of("gpt2", tie_word_embeddings=False))
+    assert not tables.inputs.requires_grad
+    assert not tables.head.requires_grad
