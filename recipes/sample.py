@@ -3,7 +3,7 @@ the settings of `make demo`.
 
     python recipes/sample.py
 
-Of the summary's folder, the files stay that loading needs, and its card. It takes two minutes.
+Of the folder of the summary, the files stay that loading needs. It takes two minutes.
 """
 
 import shutil
@@ -16,7 +16,7 @@ from ptb import main as distil
 from farzi_hf import sample
 
 CONFIG = Path(__file__).resolve().parent / "configs" / "demo.yaml"
-FILES = ("config.json", "farzi.safetensors", "tokenizer.json", "recipe.yaml", "README.md")
+FILES = ("config.json", "farzi.safetensors", "tokenizer.json", "recipe.yaml")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -27,10 +27,6 @@ FASTER = 3.0
 """How many times as fast a student has to be, where a summary is larger than its data."""
 CLEAR = 1.25
 """How many times as fast or as small a summary has to be for that to be a reason."""
-AS_FAST = 1.1
-"""How many times the seconds of a student a training on all data may take, and still be an
-alternative to it.
-"""
 _WORDS_OF_FULL_DATA = {
     LONG: "all data for as long as helps",
     SAME_SECONDS: "all data for as many seconds",
@@ -107,8 +103,9 @@ class Alternatives:
             counted = beside(best, f"the counted model '{best.method}'", "farzi count DATA")
 
         def takes_no_longer(row: Measured) -> bool:
-            # Trials have given that row as many seconds, and took a few more or less.
-            return row.method == SAME_SECONDS or row.seconds <= AS_FAST * ours.seconds
+            # Trials have given that row as many seconds, and took a few more or less. Of others,
+            # less than what is clear is no difference either.
+            return row.method == SAME_SECONDS or row.seconds < CLEAR * ours.seconds
 
         trained = [
             beside(row, f"training on {_WORDS_OF_FULL_DATA[row.method]}", "train on the data")
