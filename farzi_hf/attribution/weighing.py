@@ -61,7 +61,7 @@ def weigh(
         trainer: a configured Trainer that has not trained yet, as for `attribute`.
         target_dataset: rows of what is to be predicted well, in the form of the training set. Of a
             mapping from names to such sets the mean of their losses is meant.
-        outer_steps: how many; each costs about five trainings.
+        outer_steps: how many; each costs about six trainings.
         keep: how many rows stay, or, below 1, which share of them: those of the highest weights.
             None keeps all whose weight is not 0.
         prior: (n,) the weights to begin with, such as 1 for rows that a cheap way has chosen; rows

@@ -117,7 +117,7 @@ def _parser() -> ArgumentParser:
         help="learns a share for each group too, such as the source of a row: a mixture",
     )
     parser.add_argument(
-        "--outer_steps", type=int, default=8, help="each costs five trainings (default: 8)"
+        "--outer_steps", type=int, default=8, help="each costs six trainings (default: 8)"
     )
     parser.add_argument(
         "--trainings",
