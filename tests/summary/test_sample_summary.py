@@ -25,13 +25,7 @@ def test_it_loads_from_the_installed_library_and_trains_a_student(tmp_path):
 
 def test_it_is_small_and_part_of_the_package():
     files = sorted(path.name for path in Path(sample()).iterdir())
-    assert files == [
-        "README.md",
-        "config.json",
-        "farzi.safetensors",
-        "recipe.yaml",
-        "tokenizer.json",
-    ]
+    assert files == ["config.json", "farzi.safetensors", "recipe.yaml", "tokenizer.json"]
     assert sum(path.stat().st_size for path in Path(sample()).iterdir()) < 200_000
     pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     assert '"summary/sample/*"' in pyproject
