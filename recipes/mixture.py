@@ -114,7 +114,7 @@ def trainer_of(data: Dataset, tokenizer: object, args: Namespace, folder: Path) 
         train_sampling_strategy="random",
     )
     return Trainer(
-        model_init=lambda: AutoModelForCausalLM.from_config(config),
+        model_init=lambda: AutoModelForCausalLM.from_config(config, trust_remote_code=False),
         args=how,
         data_collator=SequenceCollator(),
         train_dataset=data,

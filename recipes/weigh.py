@@ -185,7 +185,7 @@ def trainer_of(pool: Pool, args: Namespace, folder: Path) -> Trainer:
         train_sampling_strategy="random",
     )
     return Trainer(
-        model_init=lambda: AutoModelForCausalLM.from_config(config),
+        model_init=lambda: AutoModelForCausalLM.from_config(config, trust_remote_code=False),
         args=how,
         data_collator=SequenceCollator(),
         train_dataset=rows_of(pool, pool.texts, args.max_length),
