@@ -75,6 +75,10 @@ def texts_of(name: str, content: bytes) -> Iterator[str]:
         columns = pq.read_table(io.BytesIO(content)).to_pydict().values()
         yield from (" ".join(strings_of(column)) for column in columns)
         return
+    if ending == ".safetensors":  # numbers, after a header that names them
+        end = 8 + int.from_bytes(content[:8], "little")
+        yield content[8:end].decode("utf-8")
+        return
     text = content.decode("utf-8")
     yield text
     if ending in (".json", ".ipynb"):

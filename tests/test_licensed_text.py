@@ -149,4 +149,4 @@ def test_what_is_no_row_is_not_found(text, invented):
 
 def test_a_file_that_nobody_can_look_into_is_refused(invented):
     with pytest.raises(UnicodeDecodeError):
-        rows_in("farzi.safetensors", b"\xff\xfe\x00", *invented)
+        rows_in("weights.bin", b"\xff\xfe\x00", *invented)
