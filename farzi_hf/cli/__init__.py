@@ -37,7 +37,11 @@ COMMANDS = {
 }
 """A description of each command. The module of the same name has the function `command(argv)`."""
 
-FRONT = ("distil", "suggest")
+FRONT = {
+    "distil": "Chooses settings by short trials, distils, and says whether it was worth it.",
+    "suggest": "Chooses settings by short trials, and prints them as a config. It does not distil.",
+}
+"""Commands that choose settings, and what each does."""
 _ALSO = {"distill": "distil"}  # the other spelling
 SCREENS = Path(__file__).with_name("help.json")
 
@@ -91,17 +95,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if name not in COMMANDS:
         sys.exit(f"farzi: {name!r} is no command: choose from {', '.join(COMMANDS)}")
     if {"-h", "--help"} & set(rest):
-        said = "" if name == "distil" else " Prints the choice as a config."
-        front = (
-            SCREENS.with_name("front_door.txt")
-            .read_text(encoding="utf-8")
-            .format(name=name, said=said)
-        )
-        print(
-            wrapped(
-                front if name in FRONT else json.loads(SCREENS.read_text(encoding="utf-8"))[name]
-            )
-        )
+        if name in FRONT:
+            template = SCREENS.with_name("front_door.txt").read_text(encoding="utf-8")
+            screen = template.format(name=name, what=FRONT[name])
+        else:
+            screen = json.loads(SCREENS.read_text(encoding="utf-8"))[name]
+        print(wrapped(screen))
         return
 
     def command() -> None:

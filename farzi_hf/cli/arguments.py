@@ -24,6 +24,7 @@ def parse_arguments(
     default_config: Path | None,
     argv: Sequence[str] | None = None,
     usage: str | None = None,
+    more: Sequence[str] = (),
 ) -> tuple[Any, ...]:
     """One instance of each dataclass. The YAML file that `--config` names overrides defaults; the
     command line overrides both. Raises ValueError if the file cannot be read, or has keys that no
@@ -36,6 +37,7 @@ def parse_arguments(
     Args:
         default_config: the file without `--config`; None for none.
         usage: the usage line for `--help`.
+        more: options that the caller has read already, for the hint after a misspelt one.
     """
     argv = sys.argv[1:] if argv is None else argv
     if {"-h", "--help"} & set(argv):
@@ -62,7 +64,7 @@ def parse_arguments(
         argv, return_remaining_strings=True, look_for_args_file=False
     )
     if rest:
-        options = [f"--{name}" for name in known]
+        options = [f"--{name}" for name in (*known, *more)]
         raise ValueError(
             f"{rest[0]!r} is no option{did_you_mean(rest[0].partition('=')[0], options)}; see"
             " --help"

@@ -488,9 +488,14 @@ def command(argv: Sequence[str]) -> None:
         else:
             config = examples.get(name.removesuffix(".yaml"))
         if config is not None:
-            rest = [word for word in argv[1:] if word != "--compare"]
+            flags = {"--compare", "--dry_run"} & set(argv)
+            rest = [word for word in argv[1:] if word not in flags]
             settings, args = parse_arguments((RunSettings, FarziConfig), config, rest, USAGE)
-            distil(settings.load(), args, whole="--compare" in argv)
+            data = settings.load()
+            if "--dry_run" in flags:
+                print(f"{data.description}\nThe run of {config} would go to {args.output_dir}")
+            else:
+                distil(data, args, whole="--compare" in flags)
         elif is_config:
             raise ValueError(
                 f"{name!r} is neither a file nor an example: give one of {', '.join(examples)}, or"

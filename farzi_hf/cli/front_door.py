@@ -77,7 +77,10 @@ class FrontDoor:
         if "config" in named:
             raise ValueError("--config is for a run without DATA: give the YAML in its place")
         self.settings, self._args = parse_arguments(
-            (RunSettings, FarziConfig), None, ["--dataset", argv[0], *rest]
+            (RunSettings, FarziConfig),
+            None,
+            ["--dataset", argv[0], *rest],
+            more=[each.name for each in fields(Options)],
         )
         if self._args.world_size > 1:
             raise ValueError(

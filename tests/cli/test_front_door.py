@@ -121,3 +121,22 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(SystemExit, match=r"farzi suggest: .*file"):
         main(["suggest", "sample", "--output_dir", "file/run"])
+
+
+def test_a_dry_run_of_a_config_writes_nothing(tmp_path, capsys):
+    """`--dry_run` was unknown there, and the hint was `--do_train`."""
+    main(["distil", "demo", "--dry_run", "--output_dir", "mine"])
+    assert "would go to mine" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_says_which_command_distils(capsys):
+    main(["suggest", "--help"])
+    assert "It does not distil." in " ".join(capsys.readouterr().out.split())
+    main(["distil", "--help"])
+    assert "whether it was worth it." in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_misspelt_option_of_the_front_door_gets_a_hint():
+    with pytest.raises(SystemExit, match=r"'--byte' is no option.*--bytes"):
+        main(["distil", "sample", "--byte", "10kB"])
