@@ -23,8 +23,9 @@ from tqdm.auto import tqdm
 from farzi_hf.attribution.choosers import Chooser, Task
 from farzi_hf.attribution.outer_steps import bar_of, identity_of_steps
 from farzi_hf.attribution.queries import Targets
+from farzi_hf.attribution.scoring import read_kept
 from farzi_hf.attribution.trainings import Trainings
-from farzi_hf.common.tensors import load_tensors, save_tensors
+from farzi_hf.common.tensors import save_tensors
 from farzi_hf.summary.store.tensor_file import fingerprint
 
 _FIRST = 10_000
@@ -219,17 +220,13 @@ class _Kept:
         file = self._file(chooser.name)
         if not file.exists():
             return None
-        try:
-            tensors, facts = load_tensors(file)
-        except ValueError as error:
-            raise ValueError(
-                f"{str(file)!r} is damaged ({error}); remove it, and this choice is made again"
-            ) from None
-        if facts.get("identity") != self.identity:
-            raise ValueError(
-                f"{str(file)!r} is of another choice (other rows, targets or settings); give a new"
-                " folder"
-            )
+        tensors, facts = read_kept(
+            file,
+            self.identity,
+            name=repr(str(file)),
+            again="this choice is made again",
+            others="another choice (other rows, targets or settings)",
+        )
         known = json.loads(facts["known"])
         return Chosen(chooser.name, chooser.is_cheap, tensors["weights"], **known)
 

@@ -21,9 +21,9 @@ from tqdm.auto import tqdm
 
 from farzi_hf.attribution.groups import Groups
 from farzi_hf.attribution.queries import Targets
-from farzi_hf.attribution.scoring import GroupScores, Scorer, identity_of
+from farzi_hf.attribution.scoring import GroupScores, Scorer, identity_of, read_kept
 from farzi_hf.attribution.trainings import Trainings
-from farzi_hf.common.tensors import load_tensors, save_tensors
+from farzi_hf.common.tensors import save_tensors
 from farzi_hf.engine import Adjoint
 
 _KEPT = "weights.safetensors"
@@ -295,18 +295,13 @@ class _Kept:
         """The state that an earlier call has kept, or else the one that is given."""
         if not self.file.exists():
             return state
-        try:
-            tensors, facts = load_tensors(self.file)
-        except ValueError as error:
-            raise ValueError(
-                f"resume_dir: {str(self.file)!r} is damaged ({error}); remove it, and the outer"
-                " steps begin again"
-            ) from None
-        if facts.get("identity") != self.identity:
-            raise ValueError(
-                f"resume_dir: {str(self.file)!r} is of another training, other rows or another"
-                " target; give a new folder"
-            )
+        tensors, facts = read_kept(
+            self.file,
+            self.identity,
+            name=f"resume_dir: {str(self.file)!r}",
+            again="the outer steps begin again",
+            others="another training, other rows or another target",
+        )
         history: list[dict[str, Any]] = json.loads(facts["history"])
         return Weighing(self.begin.at(tensors["numbers"]), tensors["evidence"], history)
 

@@ -181,18 +181,13 @@ class KeptScores:
             ValueError: the file is damaged, or of another training or other queries.
         """
         file = self._file(group)
-        try:
-            tensors, facts = load_tensors(file)
-        except ValueError as error:
-            raise ValueError(
-                f"resume_dir: {str(file)!r} is damaged ({error}); remove it, and these scores are"
-                " made again"
-            ) from None
-        if facts.get("identity") != self.identity:
-            raise ValueError(
-                f"resume_dir: {str(file)!r} is of another training or other queries; give a new"
-                " folder"
-            )
+        tensors, _ = read_kept(
+            file,
+            self.identity,
+            name=f"resume_dir: {str(file)!r}",
+            again="these scores are made again",
+            others="another training or other queries",
+        )
         return GroupScores(**tensors)
 
     def write(self, group: range, scores: GroupScores) -> None:
@@ -202,6 +197,29 @@ class KeptScores:
 
     def _file(self, group: range) -> Path:
         return self.folder / f"queries-{group.start}-{group.stop}.safetensors"
+
+
+def read_kept(
+    file: Path, identity: str, *, name: str, again: str, others: str
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the facts of a file that an earlier call has kept.
+
+    Args:
+        identity: of what they have to be of.
+        name: of the file, in errors.
+        again: what happens once the file is removed, in words.
+        others: what files of another identity are of, in words.
+
+    Raises:
+        ValueError: the file is damaged, or of another identity.
+    """
+    try:
+        tensors, facts = load_tensors(file)
+    except ValueError as error:
+        raise ValueError(f"{name} is damaged ({error}); remove it, and {again}") from None
+    if facts.get("identity") != identity:
+        raise ValueError(f"{name} is of {others}; give a new folder")
+    return tensors, facts
 
 
 def identity_of(scorer: Scorer) -> str:
