@@ -14,9 +14,22 @@ from torch import Tensor
 from farzi_hf.common.text import terminal_text
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.endless import EndlessRows, RowsDataset
-from farzi_hf.summary.forms.base import Inputs, Labels, Likeliest, Position, Table, Tensors
+from farzi_hf.summary.forms.base import (
+    Inputs,
+    Labels,
+    Likeliest,
+    Part,
+    Position,
+    Table,
+    Tensors,
+    equal_shares,
+)
+from farzi_hf.summary.forms.words import InputWords
+from farzi_hf.summary.initialization import Shares
 from farzi_hf.summary.origins import ORIGINS, UNKNOWN, Origin
+from farzi_hf.summary.reading import check_shares
 from farzi_hf.summary.store.columns import list_column
+from farzi_hf.summary.store.tensor_file import SHARES
 
 if TYPE_CHECKING:
     from farzi_hf.summary.config import FarziDataConfig
@@ -168,6 +181,51 @@ class EndlessInputs(IdInputs):
         source = self.endless(tensors, labels, seed, length)
         of_labels = labels.column(tensors, 1, length)
         return RowsDataset(source, num_rows, None if of_labels is None else of_labels[0])
+
+
+class FrequencyInputs(EndlessInputs):
+    """Ids that are made by `frequencies (V,)`, which a carried teacher's labels go with."""
+
+    labels_by_default = "teacher"
+    start = Shares()
+
+    @classmethod
+    def parts(cls, config: FarziDataConfig) -> dict[str, Part]:
+        return {SHARES: Part(("vocab_size",), is_learnt=False, is_ids=False, begin=equal_shares)}
+
+    def check_numbers(self, tensors: Tensors, remedy: str) -> None:
+        check_shares(SHARES, tensors, remedy)
+
+    def frequencies(self, tensors: Tensors) -> Tensor:
+        return tensors[SHARES]
+
+    def words_of_made_rows(
+        self, vocabulary: Vocabulary, *, rows: str, short: str, inputs: str
+    ) -> InputWords:
+        """The words of rows that are made.
+
+        Args:
+            rows, short: see `InputWords`.
+            inputs: what the inputs are, as a fact of the card.
+        """
+        config = self.config
+        return InputWords(
+            positions=vocabulary.entries,
+            position=f"Inputs are ids of a vocabulary of {config.vocab_size:,} entries.",
+            rows=rows,
+            short=short,
+            facts={
+                "rows shown": config.num_sequences,
+                "positions per sequence (ξ)": config.sequence_length,
+                "inputs": inputs,
+            },
+            excerpt="The first rows.",
+            first_positions="The first positions of the first sequence:",
+            first_row="First row that is made",
+            numbers=self.numbers_per_position,
+            figures=(),
+            legend=ID_LEGEND,
+        )
 
 
 def input_cells(position: Position, likeliest: Likeliest) -> dict[str, Any]:

@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
+from typing import Any
 
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.endless import WrittenRows
-from farzi_hf.summary.forms.base import Labels, Part, Tensors, equal_shares
-from farzi_hf.summary.forms.common_inputs import ID_LEGEND, EndlessInputs
+from farzi_hf.summary.forms.base import Labels, Tensors
+from farzi_hf.summary.forms.common_inputs import FrequencyInputs
 from farzi_hf.summary.forms.words import InputWords
-from farzi_hf.summary.initialization import Shares
 from farzi_hf.summary.origins import WRITTEN
-from farzi_hf.summary.reading import check_shares
 from farzi_hf.summary.store.tensor_file import SHARES
 
-if TYPE_CHECKING:
-    from farzi_hf.summary.config import FarziDataConfig
 
-
-class WrittenInputs(EndlessInputs):
+class WrittenInputs(FrequencyInputs):
     """`frequencies (V,)`: an id begins a row by them, and the teacher writes what follows. Ids
     without a frequency are never written.
     """
 
     name = "written"
     row_words = "written ids"
-    labels_by_default = "teacher"
-    start = Shares()
     origin = WRITTEN
-
-    @classmethod
-    def parts(cls, config: FarziDataConfig) -> dict[str, Part]:
-        return {SHARES: Part(("vocab_size",), is_learnt=False, is_ids=False, begin=equal_shares)}
-
-    def check_numbers(self, tensors: Tensors, remedy: str) -> None:
-        check_shares(SHARES, tensors, remedy)
 
     @classmethod
     def words_of_settings(cls, settings: Any) -> dict[str, Any]:
@@ -45,24 +29,10 @@ class WrittenInputs(EndlessInputs):
     def endless(self, tensors: Tensors, labels: Labels, seed: int, length: int) -> WrittenRows:
         return WrittenRows(labels.model, tensors[SHARES], length, seed)
 
-    def frequencies(self, tensors: Tensors) -> Tensor:
-        return tensors[SHARES]
-
     def words(self, vocabulary: Vocabulary) -> InputWords:
-        return InputWords(
-            positions=vocabulary.entries,
-            position=f"Inputs are ids of a vocabulary of {self.config.vocab_size:,} entries.",
+        return self.words_of_made_rows(
+            vocabulary,
             rows="rows that the teacher writes, as many as a training asks for",
             short=f"written ids, any number of rows of {self.config.sequence_length}",
-            facts={
-                "rows shown": self.config.num_sequences,
-                "positions per sequence (ξ)": self.config.sequence_length,
-                "inputs": "ids, which the teacher writes",
-            },
-            excerpt="The first rows.",
-            first_positions="The first positions of the first sequence:",
-            first_row="First row that is made",
-            numbers=self.numbers_per_position,
-            figures=(),
-            legend=ID_LEGEND,
+            inputs="ids, which the teacher writes",
         )
