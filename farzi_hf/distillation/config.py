@@ -9,7 +9,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from farzi_hf.common.settings import (
@@ -29,7 +29,7 @@ from farzi_hf.distillation.packing import Packing
 from farzi_hf.distillation.processes import check_launcher
 from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.settings import SETTINGS
-from farzi_hf.distillation.teacher import TEACHER_OPTIMIZERS, TeacherTraining
+from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.distillation.trajectories import PretrainedStarts, TrajectoryBank
 from farzi_hf.engine import OPTIMIZERS, Adjoint, InnerOptimizer
 from farzi_hf.summary import FarziDataConfig
@@ -325,12 +325,7 @@ class FarziConfig(ConfigFields):
 
     def make_teacher_training(self) -> TeacherTraining:
         """How a teacher of labels is trained."""
-        optimizer = TEACHER_OPTIMIZERS[self.teacher_optimizer](
-            self.teacher_learning_rate, weight_decay=self.teacher_weight_decay
-        )
-        return TeacherTraining(
-            optimizer, self.teacher_steps, self.teacher_batch_size, self.num_teachers
-        )
+        return replace(TeacherTraining.of(vars(self)), count=self.num_teachers)
 
     def make_packing(self) -> Packing:
         """How a carried teacher is trained in few bits."""

@@ -217,6 +217,18 @@ class TeacherTraining:
         training = replace(self, optimizer=optimizer)
         return training.run("Teacher", loss, start, data.quiet, self.validation(learner, data))
 
+    def step_seconds(self, learner: Learner, data: RealData, seed: int) -> float:
+        """Seconds of a step, from a training that is timed twice: the first one warms up. Nothing
+        is evaluated meanwhile. Raises FloatingPointError as `train`.
+        """
+        data = replace(data, held_out=None, quiet=True)
+        taken = []
+        for _ in range(2):
+            began = time.perf_counter()
+            self.train(learner, data, seed)
+            taken.append((time.perf_counter() - began) / self.steps)
+        return min(taken)
+
     def validation(self, learner: Learner, data: RealData) -> Callable[[Parameters], float] | None:
         """The loss on held-out rows; on so many that it takes a sixth of the time of the steps
         between two evaluations, or a few.

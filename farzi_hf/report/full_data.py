@@ -30,7 +30,7 @@ SAME_SECONDS = "full data, same seconds"
 LONG = "full data, long"
 
 _TIMED = 10
-"""Steps of which the time is taken, twice: the first ones warm up."""
+"""Steps of which the time is taken."""
 _HELD_OUT = 512
 """Rows of the validation part that judge a trial."""
 _FIRST_PART = 1 / 3
@@ -135,13 +135,7 @@ class FullData:
     def step_seconds(self, way: RealTraining) -> float:
         """Seconds of a step, from a few steps that are timed."""
         training = way.of(self.comparison.learner, self.mean_length, _TIMED)
-        data = replace(self.data, held_out=None, quiet=True)
-        taken = []
-        for _ in range(2):
-            began = time.perf_counter()
-            training.train(self.comparison.learner, data, self.seed)
-            taken.append((time.perf_counter() - began) / _TIMED)
-        return min(taken)
+        return training.step_seconds(self.comparison.learner, self.data, self.seed)
 
     def trained(self, way: RealTraining, seconds: float, step_seconds: float, seed: int) -> Trained:
         """A training that takes about so many seconds. Nothing is evaluated meanwhile."""

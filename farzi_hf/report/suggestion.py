@@ -526,13 +526,7 @@ class Search:
         """Seconds of a step of a teacher, from a few steps that are timed."""
         trainer = self.trainer(learner, teacher_steps=_TIMED)
         training = trainer.args.make_teacher_training()
-        data = replace(trainer.real_data, held_out=None, quiet=True)
-        taken = []
-        for _ in range(2):  # the first ones warm up
-            began = time.perf_counter()
-            training.train(trainer.learner, data, self.seed)
-            taken.append((time.perf_counter() - began) / _TIMED)
-        return min(taken)
+        return training.step_seconds(trainer.learner, trainer.real_data, self.seed)
 
     def steps_in(self, learner: Mapping[str, Any], seconds: float) -> int:
         """As many steps of a teacher as fit into these seconds, by the last teacher of this kind, or
