@@ -20,7 +20,7 @@ from farzi_hf.models.base import check_fields
 from farzi_hf.report import Comparison, Measured, TaskData, Verdict
 from farzi_hf.report.rows import full_long, prediction_of
 from farzi_hf.report.verdict import first_rows
-from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
+from farzi_hf.summary import FarziData
 from farzi_hf.summary.store.untrusted import learner_config
 from farzi_hf.summary.student_starts import STUDENT_STARTS
 from farzi_hf.summary.teacher import whole
@@ -100,15 +100,8 @@ def command(argv: Sequence[str]) -> None:
             }
         model = model_of(farzi, args, longest)
         start = farzi.student_start if args.start is None else STUDENT_STARTS[args.start]
-        start.set_into(model, farzi.forms.labels.model)
-        trainer = Trainer(
-            model=attach_soft_inputs(model),
-            train_dataset=farzi.as_dataset(),
-            data_collator=farzi.collator(),
-            compute_loss_func=soft_cross_entropy,
-            args=farzi.training_arguments(args.output_dir, seed=args.seed, **changes),
-            optimizer_cls_and_kwargs=farzi.optimizer_cls_and_kwargs,
-            **measures,
+        trainer = farzi.trainer(
+            model, args.output_dir, start=start, seed=args.seed, **changes, **measures
         )
         started = time.perf_counter()
         trainer.train()

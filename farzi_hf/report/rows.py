@@ -118,8 +118,7 @@ def on_real_rows(share: float) -> Callable[[Comparison], Measured | None]:
         if c.farzi.carried is None:
             return None
         length = c.farzi.config.sequence_length
-        train = c.splits["train"]
-        rows = random_sequences(train, max(1, round(share * len(train))), c.seeds[0])
+        rows = part_of(c, c.seeds[0], share=share)
         ids, lengths = flatten_sequences(rows)
         count = max(1, len(ids) // length)
         windows = real_windows(ids, lengths, (count, length), stream(c.seeds[0], Purpose.REAL_ROWS))
@@ -140,10 +139,8 @@ def under_stock_trainer(c: Comparison, folder: str | os.PathLike, method: str) -
     def train(seed: int) -> Student:
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(c.learner.model.config, trust_remote_code=False)
-        farzi.student_start.set_into(model, farzi.forms.labels.model)
         with tempfile.TemporaryDirectory() as scratch:
-            args, own = stock_arguments(c, scratch, seed), farzi.optimizer_cls_and_kwargs
-            return train_stock(model, farzi.as_dataset(), farzi.collator(), args, own)
+            return trained(farzi.trainer(model, args=stock_arguments(c, scratch, seed)))
 
     return c.trained(method, train, [derive(c.seed, Purpose.STOCK_STUDENT)], farzi.nbytes, c.steps)
 
@@ -181,9 +178,14 @@ def train_stock(
         compute_loss_func=soft_cross_entropy,
         optimizer_cls_and_kwargs=optimizer,
     )
+    return trained(trainer)
+
+
+def trained(trainer: Trainer) -> Student:
+    """The model of a Trainer after its training, as a student."""
     trainer.remove_callback(PrinterCallback)  # the table has the results
     trainer.train()
-    return prediction_of(model.eval())
+    return prediction_of(trainer.model.eval())
 
 
 def prediction_of(model: PreTrainedModel) -> Student:
@@ -193,10 +195,10 @@ def prediction_of(model: PreTrainedModel) -> Student:
     )
 
 
-def tenth(c: Comparison, seed: int) -> Dataset:
-    """A tenth of the training rows."""
+def part_of(c: Comparison, seed: int, *, share: float) -> Dataset:
+    """A share of the training rows, drawn at random."""
     train = c.splits["train"]
-    return random_sequences(train, max(1, round(len(train) / 10)), seed)
+    return random_sequences(train, max(1, round(share * len(train))), seed)
 
 
 def full_long(c: Comparison) -> Measured:
@@ -262,7 +264,9 @@ BASELINES: dict[str, Baseline] = {
         lambda c: stopped_early(c, "random, stopped early", c.draw_sequences)
     ),
     "hard_10": of_data(
-        lambda c: stopped_early(c, "10 % of the rows, stopped early", partial(tenth, c))
+        lambda c: stopped_early(
+            c, "10 % of the rows, stopped early", partial(part_of, c, share=0.1)
+        )
     ),
     "random_bytes": of_data(
         lambda c: c.trained_on_real("random, same bytes", c.draw_bytes, c.steps)

@@ -37,7 +37,7 @@ from farzi_hf.summary.inner_settings import inner_optimizer, training_arguments
 from farzi_hf.summary.origins import REAL, Origin
 from farzi_hf.summary.reading import Decoded, check_numbers, hard_rows
 from farzi_hf.summary.real_rows import summary_of_rows
-from farzi_hf.summary.soft_tokens import SoftTokens
+from farzi_hf.summary.soft_tokens import SoftTokens, vocabulary_size
 from farzi_hf.summary.soft_training import (
     SoftTokenCollator,
     attach_soft_inputs,
@@ -315,7 +315,12 @@ class FarziData(nn.Module):
         return inner_optimizer(self.config.inner).stock_class
 
     def trainer(
-        self, model: PreTrainedModel, output_dir: str | os.PathLike = "student", **changes: Any
+        self,
+        model: PreTrainedModel,
+        output_dir: str | os.PathLike = "student",
+        *,
+        start: StudentStart | None = None,
+        **changes: Any,
     ) -> Trainer:
         """The stock Trainer for a student of this summary, ready to `train()`.
 
@@ -327,29 +332,34 @@ class FarziData(nn.Module):
             model: a new causal model over the vocabulary of the summary, or a recommender over its
                 items. It is changed in place.
             output_dir: as for `training_arguments`.
+            start: how the model begins, one of `STUDENT_STARTS`; by default `student_start`.
             changes: arguments of `Trainer`, such as `compute_metrics`, or of `TrainingArguments`,
                 such as `seed`.
 
         Raises:
             ValueError: the model has another vocabulary, or see `training_arguments`.
         """
-        embedding = model.get_input_embeddings()
-        entries = getattr(embedding, "num_embeddings", None)
+        entries = vocabulary_size(model)
         if entries != self.config.vocab_size:
             raise ValueError(
                 f"model has {entries} entries in its vocabulary, and the summary has"
                 f" {self.config.vocab_size}: make the model for the summary's tokenizer or items"
             )
-        self.student_start.set_into(model, self.forms.labels.model)
-        of_trainer = signature(Trainer).parameters
-        settings = {name: x for name, x in changes.items() if name not in of_trainer}
+        start = self.student_start if start is None else start
+        start.set_into(model, self.forms.labels.model)
+        names = signature(Trainer).parameters
+        settings = {name: x for name, x in changes.items() if name not in names}
+        of_trainer = {name: x for name, x in changes.items() if name in names}
+        if "args" not in of_trainer:
+            of_trainer["args"] = self.training_arguments(output_dir, **settings)
+        elif settings:
+            raise ValueError(f"{', '.join(settings)}: give them in args, or leave args out")
         arguments = {
-            "args": self.training_arguments(output_dir, **settings),
             "train_dataset": self.as_dataset(),
             "data_collator": self.collator(),
             "compute_loss_func": soft_cross_entropy,
             "optimizer_cls_and_kwargs": self.optimizer_cls_and_kwargs,
-            **{name: x for name, x in changes.items() if name in of_trainer},
+            **of_trainer,
         }
         return Trainer(model=attach_soft_inputs(model), **arguments)
 
