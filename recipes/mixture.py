@@ -22,8 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, GPT2Config, Trainer, TrainingArguments
+from weigh import small_gpt2
 
 from farzi_hf.attribution import attribute
 from farzi_hf.attribution.choice import Chosen, losses
@@ -34,7 +33,6 @@ from farzi_hf.attribution.smoothness import smoothness
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.cli.own_rows import OwnRows, text_rows
 from farzi_hf.cli.program import keep_freed_memory, run
-from farzi_hf.data import SequenceCollator
 from farzi_hf.data.seeds import seeded
 from farzi_hf.data.text import bpe_tokenizer
 from farzi_hf.report import markdown, save_json
@@ -82,46 +80,6 @@ def source_of(row: Mapping[str, str]) -> str:
     return next(name for name in SOURCES if row["source"].startswith(name))
 
 
-def trainer_of(data: Dataset, tokenizer: object, args: Namespace, folder: Path) -> Trainer:
-    """A stock Trainer of a small GPT-2 from scratch."""
-    config = GPT2Config(
-        vocab_size=len(tokenizer),
-        n_positions=args.max_length,
-        n_embd=args.width,
-        n_layer=1,
-        n_head=2,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=None,
-        eos_token_id=None,
-        initializer_range=0.1,
-        attn_implementation="eager",
-    )
-    how = TrainingArguments(
-        str(folder / "trainer"),
-        max_steps=args.steps,
-        per_device_train_batch_size=args.batch_size,
-        learning_rate=args.learning_rate,
-        adam_epsilon=args.epsilon,
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        dataloader_pin_memory=False,
-        disable_tqdm=True,
-        train_sampling_strategy="random",
-    )
-    return Trainer(
-        model_init=lambda: AutoModelForCausalLM.from_config(config, trust_remote_code=False),
-        args=how,
-        data_collator=SequenceCollator(),
-        train_dataset=data,
-        processing_class=tokenizer,
-    )
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """The matrix, then the mixtures of each target."""
     args = parse(argv)
@@ -132,7 +90,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     pool, parts, tokenizer = read(args)
     sources = [source_of(row) for row in pool.own]
     with seeded(args.seed):
-        trainer = trainer_of(pool.dataset(), tokenizer, args, folder)
+        trainer = small_gpt2(
+            pool.dataset(),
+            tokenizer,
+            1,
+            args,
+            folder,
+            learning_rate=args.learning_rate,
+            adam_epsilon=args.epsilon,
+            disable_tqdm=True,
+        )
     targets = {name: parts[name, "dev"].dataset() for name in args.targets}
     if not (folder / "matrix" / "README.md").exists():
         found = attribute(trainer, targets, groups=sources)

@@ -152,13 +152,20 @@ def rows_of(pool: Pool, texts: Sequence[str], most: int) -> Dataset:
     return Dataset.from_dict({"input_ids": [row[:most] for row in ids]})
 
 
-def trainer_of(pool: Pool, args: Namespace, folder: Path) -> Trainer:
-    """A stock Trainer of a small GPT-2 from scratch."""
+def small_gpt2(
+    rows: Dataset, tokenizer: Any, layers: int, args: Namespace, folder: Path, **how: Any
+) -> Trainer:
+    """A stock Trainer of a small GPT-2 from scratch.
+
+    Args:
+        args: with `max_length`, `width`, `steps` and `batch_size`.
+        how: more of `TrainingArguments`.
+    """
     config = GPT2Config(
-        vocab_size=len(pool.tokenizer),
+        vocab_size=len(tokenizer),
         n_positions=args.max_length,
         n_embd=args.width,
-        n_layer=args.layers,
+        n_layer=layers,
         n_head=2,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
@@ -168,28 +175,40 @@ def trainer_of(pool: Pool, args: Namespace, folder: Path) -> Trainer:
         initializer_range=0.1,
         attn_implementation="eager",
     )
-    how = TrainingArguments(
+    settings = TrainingArguments(
         str(folder / "trainer"),
         max_steps=args.steps,
         per_device_train_batch_size=args.batch_size,
-        learning_rate=args.smooth_learning_rate,
-        adam_epsilon=args.smooth_epsilon,
-        adam_beta2=0.99,
         lr_scheduler_type="constant",
         max_grad_norm=0.0,
         save_strategy="no",
         report_to="none",
         use_cpu=True,
-        disable_tqdm=args.quiet,
         dataloader_pin_memory=False,
         train_sampling_strategy="random",
+        **how,
     )
     return Trainer(
         model_init=lambda: AutoModelForCausalLM.from_config(config, trust_remote_code=False),
-        args=how,
+        args=settings,
         data_collator=SequenceCollator(),
-        train_dataset=rows_of(pool, pool.texts, args.max_length),
-        processing_class=pool.tokenizer,
+        train_dataset=rows,
+        processing_class=tokenizer,
+    )
+
+
+def trainer_of(pool: Pool, args: Namespace, folder: Path) -> Trainer:
+    """The training in which weights are learnt."""
+    return small_gpt2(
+        rows_of(pool, pool.texts, args.max_length),
+        pool.tokenizer,
+        args.layers,
+        args,
+        folder,
+        learning_rate=args.smooth_learning_rate,
+        adam_epsilon=args.smooth_epsilon,
+        adam_beta2=0.99,
+        disable_tqdm=args.quiet,
     )
 
 

@@ -27,6 +27,7 @@ from farzi_hf import FarziData
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_outputs, kept
 from farzi_hf.report import Comparison, Measured, TaskData, markdown, save_csv, save_json, save_text
+from farzi_hf.report.full_data import LONG
 from farzi_hf.report.rendering import commit_of
 from farzi_hf.report.rows import BASELINES, on_summary
 from farzi_hf.tasks import Row
@@ -48,7 +49,6 @@ CURVES = {
     "rules of sequences": "counted rules",
 }
 REAL = ("full data", "random", "interpolated bigram", "item bigram")
-LONG = "full data, long"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

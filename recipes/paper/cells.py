@@ -30,12 +30,11 @@ from farzi_hf.common.tensors import load_tensors, save_tensors
 from farzi_hf.distillation.run import discard_checkpoints
 from farzi_hf.metrics import mean_and_spread
 from farzi_hf.report import Comparison, Measured, rows
+from farzi_hf.report.full_data import FULL, LONG
 from farzi_hf.report.rendering import distillation_seconds
 from farzi_hf.summary.forms import LABELS
 from farzi_hf.tasks import Row, Task
 
-FULL = "full data"
-LONG = "full data, long"
 CELL = "cell.json"
 SUMMARY = "summary.safetensors"
 """Files of a cell; the second one holds the tensors of the summary, if the cell distils."""
