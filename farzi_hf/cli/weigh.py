@@ -16,6 +16,7 @@ from datasets import Dataset
 from farzi_hf.attribution.choice import Choice, Chosen, choose
 from farzi_hf.attribution.choosers import (
     AllRows,
+    BestOf,
     CalibratedScores,
     Chooser,
     CrossEntropyDifference,
@@ -181,17 +182,16 @@ def _ways(outer_steps: int, groups: list[str] | None) -> list[Chooser]:
             NGramShares(of_rows),
             MixtureSteps(of_rows, outer_steps),
         ]
+    cheap = (NGramImportance(), CrossEntropyDifference(), GradientCosine())
     return [
         *mixtures,
         AllRows(),
         RandomRows(),
-        NGramImportance(),
-        CrossEntropyDifference(),
-        GradientCosine(),
+        *cheap,
         InfluenceOfOne(),
-        CalibratedScores((NGramImportance(), CrossEntropyDifference(), GradientCosine())),
+        CalibratedScores(cheap),
         OuterSteps(outer_steps),
-        OuterSteps(outer_steps, CrossEntropyDifference()),
+        OuterSteps(outer_steps, BestOf(cheap)),
     ]
 
 

@@ -34,15 +34,17 @@ def test_all_ways_are_compared_and_a_run_goes_on(tmp_path, capsys):
     assert again == rows
 
 
-def test_a_pool_holds_what_it_says():
+def test_a_pool_holds_what_it_says(tmp_path):
     args = weigh.parse(["--pool", "sample", *TINY.split()])
-    pool = weigh.sample(args, np.random.default_rng(0))
+    pool = weigh.sample(args, np.random.default_rng(0), tmp_path)
     assert pool.sources == ["clean"] * 40 + ["shuffled"] * 40 + ["others"] * 40
-    clean = set(pool.texts[:40])
-    held_out = {*pool.target, *pool.dev, *pool.test}
+    texts = [row["text"] for row in pool.rows.own]
+    clean = set(texts[:40])
+    held_out = {row["text"] for part in (pool.target, pool.dev, pool.test) for row in part.own}
     assert len(held_out) == 36
     assert not held_out & clean
-    assert all(len(set(text.split())) > 1 for text in pool.texts[40:80])
+    assert all(len(set(text.split())) > 1 for text in texts[40:80])
+    assert pool.is_wanted == [True] * 40 + [False] * 80
 
 
 def test_sources_by_targets_and_their_mixtures(tmp_path, capsys):
