@@ -207,9 +207,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _rivals(args: Namespace) -> Sequence[Ranked]:
-    """The ways that cost less, the cheap ones first."""
-    ways = (LossOfAnswer(), NGramImportance(), CrossEntropyDifference(), GradientCosine())
-    return ways if args.rivals else ()
+    """The ways that cost less."""
+    counted = (LossOfAnswer(), NGramImportance(), CrossEntropyDifference())
+    return (*counted, GradientCosine()) if args.cosine else counted
 
 
 def parse(argv: Sequence[str] | None) -> Namespace:
@@ -237,7 +237,11 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument(
         "--smoothness", action="store_true", help="measure it first; costs another outer step"
     )
-    parser.add_argument("--rivals", action="store_true", help="the ways that cost less, too")
+    parser.add_argument(
+        "--cosine",
+        action="store_true",
+        help="the cosine of gradients in warm adapters too; costs half an outer step",
+    )
     parser.add_argument("--quiet", action="store_true", help="no bar")
     return parser.parse_args(argv)
 
