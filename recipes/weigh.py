@@ -21,6 +21,7 @@ Sources of rows are used to count what was chosen, never to choose.
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import time
@@ -319,10 +320,12 @@ def small_gpt2(
         },
     )
 
+    trained = None if pretrained is None else model_of(str(pretrained), None)
+
     def start() -> PreTrainedModel:
-        if pretrained is None:
+        if trained is None:
             return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        return model_of(str(pretrained), None)
+        return copy.deepcopy(trained)
 
     return Trainer(
         model_init=start,
