@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
+from scipy.stats import mannwhitneyu
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
 from weigh import rows_in_file
@@ -77,9 +77,9 @@ def auc(scores: Sequence[float] | Tensor, is_right: Sequence[bool]) -> float:
     tie counts half.
     """
     right = np.asarray(is_right, dtype=bool)
-    ranks = rankdata(np.asarray(scores, dtype=np.float64))
-    pairs = right.sum() * (~right).sum()
-    return float((ranks[right].sum() - right.sum() * (right.sum() + 1) / 2) / pairs)
+    values = np.asarray(scores, dtype=np.float64)
+    found = mannwhitneyu(values[right], values[~right])
+    return float(found.statistic / (right.sum() * (~right).sum()))
 
 
 def drawn(
