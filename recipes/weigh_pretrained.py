@@ -228,7 +228,7 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--lora", type=int, default=8, help="the rank of the adapters")
     parser.add_argument("--steps", type=int, default=25, help="of a training")
     parser.add_argument("--batch_size", type=int, default=8)
-    parser.add_argument("--learning_rate", type=float, default=2e-2)
+    parser.add_argument("--learning_rate", type=float, default=5e-3)
     parser.add_argument("--epsilon", type=float, default=1e-2, help="of Adam")
     parser.add_argument("--outer_steps", type=int, default=3)
     parser.add_argument(
