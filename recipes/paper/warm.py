@@ -258,7 +258,7 @@ def items(kind: str, width: int) -> dict[str, Any]:
         "model_type": kind,
         "hidden_size": width,
         "num_hidden_layers": 1,
-        "dropout": 0.0,
+        "dropout": 0.3,
         "tie_word_embeddings": True,
         "initializer_range": spread,
         **heads,
