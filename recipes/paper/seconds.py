@@ -7,8 +7,9 @@ seconds.
 The summaries carry their teachers. They are of the same data set, each of another split of it, and
 the rows are those of all splits together. For every number of seconds the way to train on all data
 is chosen by trials on the validation part of the first split: all ways for the shortest training,
-and for each longer one the two that were the best before, with and without dropout. Students of a
-summary have its own settings, but for their number of steps.
+and for each longer one the two that were the best before, with and without dropout where the student
+has any (our recommenders). Students of a summary have its own settings, but for their number of
+steps.
 
 Whatever was measured is kept in the folder of the card, and a later start does not repeat it.
 Seconds are those of the clock, so give the program a core of its own.
@@ -16,7 +17,6 @@ Seconds are those of the clock, so give the program a core of its own.
 
 from __future__ import annotations
 
-import copy
 import re
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,6 @@ from typing import Any
 import curves
 import numpy as np
 from experiment import CARDS
-from transformers import PreTrainedConfig
 from warm import STUDENTS
 
 from farzi_hf import FarziData
@@ -41,13 +40,6 @@ from farzi_hf.report.full_data import FULL, WAYS, FullData, RealTraining
 from farzi_hf.report.rendering import commit_of
 from farzi_hf.report.rows import BASELINES
 from farzi_hf.tasks import Task
-
-DROPOUT = {
-    "gpt2": {"embd_pdrop": 0.1, "resid_pdrop": 0.1, "attn_pdrop": 0.1},
-    "llama": {"attention_dropout": 0.1},
-    "gpt_neox": {"hidden_dropout": 0.1, "attention_dropout": 0.1},
-}
-"""What each kind of model can drop; the settings of recommenders have it already."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -131,7 +123,7 @@ class Split:
             farzi = farzi.with_inputs(args.inputs)
         length = farzi.config.sequence_length
         settings = STUDENTS[args.student] if args.student else data.settings.learner
-        config = with_dropout(data.task.learner_config(settings, length))
+        config = data.task.learner_config(settings, length)
         comparison = Comparison.of_summary(farzi, data, config, num_students=args.num_students)
         given = {"synthetic_batch_size": args.rows, "lr": args.rate}
         given = {name: value for name, value in given.items() if value is not None}
@@ -204,15 +196,6 @@ class Split:
 
 
 START_NAMES = {"teacher": "warm", "random": "random"}
-
-
-def with_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The config of a learner that can drop something on real data; on a summary nothing is ever
-    dropped.
-    """
-    config = copy.deepcopy(config)
-    config.update(DROPOUT.get(config.model_type, {}))
-    return config
 
 
 # -- rows ------------------------------------------------------------------------------------------

@@ -21,11 +21,10 @@ def test_rows_of_students_and_of_all_data_are_made_once(summary, tmp_path, monke
     tried = []
 
     def judged(full: FullData, way, allowed: float) -> Tried:
-        """The third way is the best one in a short time, and with dropout in a longer one."""
+        """The third way is the best one in a short time, and the first one in a longer time."""
         tried.append((allowed, way))
-        prefers_dropout = allowed > 0.02
-        error = (way.rate, prefers_dropout != way.dropout)
-        return Tried(way, 10 * abs(WAYS[2].rate - error[0]) + error[1], 0.01)
+        best = WAYS[2] if allowed < 0.03 else WAYS[0]
+        return Tried(way, abs(best.rate - way.rate), 0.01)
 
     monkeypatch.setattr(FullData, "tried", judged)
     monkeypatch.setattr(seconds, "WAYS", WAYS[:3])
@@ -34,16 +33,14 @@ def test_rows_of_students_and_of_all_data_are_made_once(summary, tmp_path, monke
     argv += ["--random_steps", "3", "--seconds", "0.02", "0.04"]
     argv += ["--num_students", "2", "--num_real", "1"]
     seconds.main(argv)
-    of_long = [way for allowed, way in tried if allowed == 0.04]
-    best = WAYS[2]
-    assert of_long[0] == best
-    assert {way.dropout for way in of_long} == {False, True}
+    assert [way for allowed, way in tried if allowed == 0.02] == list(WAYS[:3])
+    assert [way for allowed, way in tried if allowed == 0.04] == [WAYS[2], WAYS[0]]
     with (card / "gpt_2_32" / "table.csv").open(encoding="utf-8") as file:
         rows = {row["method"]: row for row in csv.DictReader(file)}
     names = list(rows)
     assert names[-2:] == ["full data, 0.02 s", "full data, 0.04 s"]
-    assert rows["full data, 0.02 s"]["way"] == str(best)
-    assert "with dropout" in rows["full data, 0.04 s"]["way"]
+    assert rows["full data, 0.02 s"]["way"] == str(WAYS[2])
+    assert rows["full data, 0.04 s"]["way"] == str(WAYS[0])
     for name, students in (("warm start, T = 2", "2"), ("random start, T = 3", "2")):
         [method] = [each for each in names if each.endswith(name)]
         assert rows[method]["students"] == students
