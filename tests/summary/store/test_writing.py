@@ -60,7 +60,7 @@ def test_metrics_that_are_not_finite_are_json_for_every_reader(tmp_path):
     tiny().save_pretrained(tmp_path, processing_class=word_tokenizer(), metrics=metrics)
 
     def refuse(name: str) -> None:
-        raise ValueError(f"{name} is no JSON")
+        raise ValueError(f"{name} is not JSON")
 
     text = (tmp_path / "metrics.json").read_text(encoding="utf-8")
     strict = json.loads(text, parse_constant=refuse)
