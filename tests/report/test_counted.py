@@ -41,7 +41,7 @@ def test_the_table_has_every_model_and_the_best_one_is_kept(of_text, sequences, 
     best = min(table, key=lambda row: row["validation perplexity"])
     assert of_text.metrics["chosen"] == best["choice"] == of_text.model.choice
     assert of_text.metrics_on(sequences["test"])["perplexity"] == best["test perplexity"]
-    assert best["test"] == f"perplexity {best['test perplexity']:,.1f}"
+    assert best["test"] == f"perplexity {best['test perplexity']:.2f}"  # two digits below ten
     assert best["bytes"] == of_text.model.nbytes
     stored = stored_bytes(sequences["train"], len(tokenizer))
     assert of_text.metrics["data_bytes"] == stored.least

@@ -83,7 +83,7 @@ SHOWN = ["README.md", "viewer.html", "latents/train-00000-of-00001.parquet"]
 
 @pytest.mark.parametrize("name", READ + SHOWN)
 @pytest.mark.parametrize(
-    ("link", "message"), [(Path.symlink_to, "a link"), (Path.hardlink_to, "no plain file")]
+    ("link", "message"), [(Path.symlink_to, "a link"), (Path.hardlink_to, "not a plain file")]
 )
 def test_a_link_is_neither_read_nor_published(hub, folder, outside, name, link, message):
     """The other name of a hard link can be that of a private file."""
