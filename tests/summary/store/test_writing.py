@@ -421,6 +421,14 @@ def test_any_vocabulary_comes_back_equal_and_is_never_markup(vocabulary):
     assert "innerHTML" not in html
 
 
+def test_the_page_is_titled_with_its_source():
+    html = render_viewer(tiny().contents(), "Farzi data of </script> my notes [4×5]")
+    assert parts(html)[1]["title"] == "Farzi data of </script> my notes [4×5]"
+    ids = re.findall(r' id="([\w-]+)"', html)
+    assert len(ids) == len(set(ids))
+    assert '$("source").textContent = farzi.title;' in html
+
+
 def run_javascript(html: str, program: str, folder: Path) -> dict:
     """What `program`, run by node behind the page's own script, gives for the page's numbers."""
     node = shutil.which("node")
