@@ -248,14 +248,13 @@ class Rows:
             if method == best or parts[0].steps is None:
                 continue
             share, (low, high) = self.task.ratio(self._students(method), theirs)
+            seconds = [self.row(each)["seconds"] for each in (method, best)]
             lines.append(
-                f"- {method}: {100 * share:.1f} % ({100 * low:.1f}–{100 * high:.1f}) of {best}"
-                f" ({self.task.ratio_label}), in 1/{self._seconds(best, method):.1f} of its seconds"
+                f"- {method}, {seconds[0]:,.1f} s: {100 * share:.1f} %"
+                f" ({100 * low:.1f}–{100 * high:.1f}) of {best} ({self.task.ratio_label}),"
+                f" which took {seconds[1]:,.1f} s"
             )
         return lines
-
-    def _seconds(self, of: str, by: str) -> float:
-        return self.row(of)["seconds"] / self.row(by)["seconds"]
 
     def _students(self, method: str) -> list[list[np.ndarray]]:
         return [part.students for part in self.of_method[method]]

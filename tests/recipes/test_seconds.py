@@ -57,4 +57,7 @@ def test_rows_of_students_and_of_all_data_are_made_once(summary, tmp_path, monke
     monkeypatch.setattr(seconds.Comparison, "trained", fails)
     monkeypatch.setattr(FullData, "tried", fails)
     seconds.main(argv)
-    assert (card / "gpt_2_32" / "table.md").read_text(encoding="utf-8") == table
+    again = (card / "gpt_2_32" / "table.md").read_text(encoding="utf-8")
+    trained = [line for line in table.splitlines() if "start, T" in line or "full data" in line]
+    assert len(trained) > 4
+    assert set(trained) <= set(again.splitlines())
