@@ -23,6 +23,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -175,7 +176,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     trainings = Trainings.of(trainer_of(args, rows, tokenizer), args.seed)
     targets = {"right answers": target.dataset()}
-    learning = trainings if args.cold else trainings.warmed()
+    gentler = replace(trainings.replay.optimizer, lr=args.smooth_learning_rate)
+    learning = replace(trainings.with_optimizer(gentler), warm=None if args.cold else trainings)
     task = Task(trainings, targets, args.rows // 2, learning)
     table: list[dict[str, str]] = []
 
@@ -185,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{time.perf_counter() - begin:.0f} s: {way}: AUC {area:.3f}", flush=True)
         save_json({"settings": vars(args), "table": table}, folder / "table.json")
 
-    for way in _rivals(args):
+    for way in (RIVALS[name] for name in args.rivals):
         start = time.perf_counter()
         scores = way.scores(task)
         tell(way.name, scores, time.perf_counter() - start)
@@ -206,10 +208,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"\n{markdown(table)}")
 
 
-def _rivals(args: Namespace) -> Sequence[Ranked]:
-    """The ways that cost less."""
-    counted = (LossOfAnswer(), NGramImportance(), CrossEntropyDifference())
-    return (*counted, GradientCosine()) if args.cosine else counted
+RIVALS = {
+    "loss": LossOfAnswer(),
+    "n_grams": NGramImportance(),
+    "cross_entropy": CrossEntropyDifference(),
+    "cosine": GradientCosine(),
+}
+"""The ways that cost less; the last one costs half an outer step."""
 
 
 def parse(argv: Sequence[str] | None) -> Namespace:
@@ -229,6 +234,9 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--steps", type=int, default=25, help="of a training")
     parser.add_argument("--batch_size", type=int, default=8)
     parser.add_argument("--learning_rate", type=float, default=5e-3)
+    parser.add_argument(
+        "--smooth_learning_rate", type=float, default=1e-3, help="where weights are learnt"
+    )
     parser.add_argument("--epsilon", type=float, default=1e-2, help="of Adam")
     parser.add_argument("--outer_steps", type=int, default=3)
     parser.add_argument(
@@ -238,9 +246,11 @@ def parse(argv: Sequence[str] | None) -> Namespace:
         "--smoothness", action="store_true", help="measure it first; costs another outer step"
     )
     parser.add_argument(
-        "--cosine",
-        action="store_true",
-        help="the cosine of gradients in warm adapters too; costs half an outer step",
+        "--rivals",
+        nargs="*",
+        choices=RIVALS,
+        default=["loss", "n_grams", "cross_entropy"],
+        help="the ways that cost less",
     )
     parser.add_argument("--quiet", action="store_true", help="no bar")
     return parser.parse_args(argv)

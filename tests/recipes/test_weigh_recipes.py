@@ -196,7 +196,8 @@ def test_half_of_the_rows_have_the_answer_of_another_row(data_dir, tmp_path, cap
     command = [
         *("--model", str(tmp_path / "model"), "--data_dir", str(data_dir), "--source", ""),
         *("--output_dir", str(tmp_path / "out"), "--rows", "20", "--target_rows", "6"),
-        *("--steps", "4", "--outer_steps", "2", "--lora", "2", "--quiet", "--cosine"),
+        *("--steps", "4", "--outer_steps", "2", "--lora", "2", "--quiet"),
+        *("--rivals", "loss", "n_grams", "cross_entropy", "cosine"),
     ]
     args = weigh_pretrained.parse(command)
     with gzip.open(data_dir / "instructions" / "pool.jsonl.gz", "rt") as file:
