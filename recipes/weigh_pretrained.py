@@ -176,7 +176,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     trainings = Trainings.of(trainer_of(args, rows, tokenizer), args.seed)
     targets = {"right answers": target.dataset()}
-    gentler = replace(trainings.replay.optimizer, lr=args.smooth_learning_rate)
+    own = trainings.replay.optimizer
+    # With momentum, a row that is read in one of the last steps has not had its whole effect yet.
+    gentler = replace(own, lr=args.smooth_learning_rate, betas=(0.0, own.betas[1]))
     learning = replace(trainings.with_optimizer(gentler), warm=None if args.cold else trainings)
     task = Task(trainings, targets, args.rows // 2, learning)
     table: list[dict[str, str]] = []
