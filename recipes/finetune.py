@@ -289,7 +289,7 @@ def on_summary(c: Comparison, args: FinetuneArguments) -> list[Measured]:
     """
     farzi, inner = c.farzi, c.farzi.config.inner
     if farzi.is_endless:
-        name = f"Farzi, {farzi.forms.inputs.row_words}"
+        name = f"Farzi, {farzi.forms.inputs.result_words}"
         nbytes = farzi.nbytes
         rows = lambda seed: farzi.as_dataset(seed=seed)  # noqa: E731
         return [trained(c, args, name, rows, farzi.collator(), nbytes, rank) for rank in args.ranks]

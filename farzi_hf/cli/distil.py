@@ -313,7 +313,7 @@ class Distillation:
     def _named(self, row: str) -> str:
         """The name of a row, with that of its inputs and of how its students begin."""
         return row.format(
-            inputs=INPUTS[self.args.inputs].row_words,
+            inputs=INPUTS[self.args.inputs].result_words,
             start=self.trainer.training.student_start.word,
         )
 

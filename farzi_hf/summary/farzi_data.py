@@ -49,7 +49,7 @@ from farzi_hf.summary.store.contents import Contents
 from farzi_hf.summary.store.folder import CONFIG, TENSORS, ArtefactFolder, read_artefact
 from farzi_hf.summary.store.hub import fetch_artefact, upload_artefact
 from farzi_hf.summary.store.tensor_file import STORAGES, fingerprint, load_tensors
-from farzi_hf.summary.store.untrusted import load_vocabulary
+from farzi_hf.summary.store.vocabulary_files import load_vocabulary
 from farzi_hf.summary.store.writing import Results, load_results, read_plots, write_artefact
 from farzi_hf.summary.student_starts import STUDENT_STARTS, StudentStart, start_of
 from farzi_hf.summary.teacher import CarriedTeacher

@@ -166,6 +166,8 @@ class EndlessInputs(IdInputs):
         """None: rows are made."""
         return {}
 
+    table_names = ()
+
     def tables(self, contents: Contents) -> list[Table]:
         """None: rows are made."""
         return []

@@ -34,6 +34,9 @@ RESULTS = (
 DISTILLED = ("dataset-distillation", "synthetic")
 """Tags of a summary whose rows or labels were made."""
 
+POSITIONS = "tokens"
+"""The name of the table with what positions or rows say."""
+
 READING_AID = "This is a reading aid: students learn from the whole distributions."
 """What is said of tokens that stand for distributions."""
 
@@ -116,7 +119,7 @@ def refuse_label_dim(config: FarziDataConfig) -> None:
 def positions_table(contents: Contents) -> Table:
     """The table of a summary that has a row for each position."""
     comment = f"per position: likeliest {contents.vocabulary.entries}, probabilities, entropy"
-    return Table("tokens", comment, lambda: contents.positions)
+    return Table(POSITIONS, comment, lambda: contents.positions)
 
 
 def card_cells_of_label(position: Position, likeliest: Likeliest) -> dict[str, Any]:

@@ -25,8 +25,10 @@ from farzi_hf.summary.forms.base import (
     Tensors,
     normal,
 )
+from farzi_hf.summary.forms.common_inputs import StoredInputs
 from farzi_hf.summary.forms.common_labels import (
     BY_OUTER_STEPS,
+    POSITIONS,
     StoredLabels,
     card_cells_of_label,
     commands_of_students,
@@ -52,7 +54,8 @@ class OwnLabels(StoredLabels):
     """
 
     name = "own"
-    goes_with = ("soft", "tokens")
+    goes_with = (StoredInputs,)
+    table_names = ("labels", "label_decoder", POSITIONS)
     fields = ("label_dim",)
     defaults: ClassVar = {**BY_OUTER_STEPS, "inputs": "tokens"}
     by_teachers = True

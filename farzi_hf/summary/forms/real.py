@@ -25,7 +25,7 @@ from farzi_hf.summary.forms.common_labels import (
     refuse_label_dim,
     refuse_teacher,
 )
-from farzi_hf.summary.forms.rows import WEIGHT, WEIGHTS
+from farzi_hf.summary.forms.rows import WEIGHT, WEIGHTS, RowInputs
 from farzi_hf.summary.forms.words import InputWords, LabelWords
 from farzi_hf.summary.soft_tokens import SoftTokens
 
@@ -53,7 +53,8 @@ class RealLabels(StoredLabels):
     """
 
     name = "real"
-    goes_with = ("rows",)
+    goes_with = (RowInputs,)
+    table_names = ()
     fields = ()
     defaults: ClassVar = {**BY_OUTER_STEPS, "inputs": "rows"}
     by_teachers = False

@@ -56,11 +56,13 @@ class RowInputs(Inputs):
     """
 
     name = "rows"
-    row_words = "rows of the data"
+    result_words = "rows of the data"
     labels_by_default = "real"
     start = NoStart()
     is_endless = False
     browsed = None
+    table_names = (ROWS,)
+    sizes = ("num_rows", "row_words")
     wanted = ""
     columns_comment = ""
 

@@ -11,12 +11,14 @@ from farzi_hf.data import Vocabulary
 from farzi_hf.summary.forms.base import Inputs, Likeliest, Part, Position, Row, Table, Tensors
 from farzi_hf.summary.forms.common_labels import (
     BY_OUTER_STEPS,
+    POSITIONS,
     StoredLabels,
     commands_of_students,
     positions_table,
     refuse_label_dim,
     refuse_teacher,
 )
+from farzi_hf.summary.forms.soft import SoftInputs
 from farzi_hf.summary.forms.words import InputWords, LabelWords
 from farzi_hf.summary.soft_tokens import SoftTokens
 
@@ -29,7 +31,8 @@ class SharedLabels(StoredLabels):
     """The inputs themselves, without tensors of their own."""
 
     name = "shared"
-    goes_with = ("soft",)
+    goes_with = (SoftInputs,)
+    table_names = (POSITIONS,)
     fields = ()
     defaults: ClassVar = {**BY_OUTER_STEPS, "inputs": "soft"}
     by_teachers = False

@@ -29,8 +29,10 @@ from farzi_hf.summary.forms.base import (
     Table,
     Tensors,
 )
+from farzi_hf.summary.forms.common_inputs import IdInputs
 from farzi_hf.summary.forms.common_labels import (
     DISTILLED,
+    POSITIONS,
     READING_AID,
     RESULTS,
     card_cells_of_label,
@@ -66,7 +68,8 @@ class TeacherLabels(Labels):
     """
 
     name = "teacher"
-    goes_with = ("drawn", "written", "tokens")
+    goes_with = (IdInputs,)
+    table_names = (POSITIONS,)
     fields = ("teacher",)
     # Made-up rows do not run out, so large steps pay; an optimizer with a short memory needs few.
     # Measured on Penn Treebank (recipes/LOG.md).
@@ -239,7 +242,7 @@ class TeacherLabels(Labels):
             texts = contents.texts_of(sequences)
             return pa.table(contents.index | ids | texts | columns)
 
-        return [Table("tokens", f"one row per shown row: ids{text}, likeliest labels", shown)]
+        return [Table(POSITIONS, f"one row per shown row: ids{text}, likeliest labels", shown)]
 
     def torch_code(self) -> str:
         return ""
