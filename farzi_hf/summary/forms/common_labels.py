@@ -34,6 +34,9 @@ RESULTS = (
 DISTILLED = ("dataset-distillation", "synthetic")
 """Tags of a summary whose rows or labels were made."""
 
+PREDICTED = "The labels are what models predict that were trained on the data."
+"""How labels were made that teachers gave."""
+
 POSITIONS = "tokens"
 """The name of the table with what positions or rows say."""
 
@@ -64,14 +67,14 @@ class StoredLabels(Labels):
     teacher = None
 
     def words_of_sequences(
-        self, inputs: InputWords, of_labels: str, facts: Mapping[str, Any]
+        self, inputs: InputWords, of_labels: str, origin: str, facts: Mapping[str, Any]
     ) -> LabelWords:
         """The words of a summary that consists of sequences.
 
         Args:
             inputs: what is said of the inputs.
             of_labels: sentences on the labels, at the end of the description.
-            facts: see `LabelWords`.
+            origin, facts: see `LabelWords`.
         """
         count, length = self.config.num_sequences, self.config.sequence_length
         numbers = inputs.numbers + self.numbers_per_position
@@ -85,6 +88,7 @@ class StoredLabels(Labels):
             ),
             browse=" To browse them, download `viewer.html` and open it.",
             training=None,
+            origin=origin,
             results=RESULTS,
             needs=same_entries(self.config),
             reading=READING_AID,

@@ -29,6 +29,7 @@ from farzi_hf.summary.forms.common_inputs import StoredInputs
 from farzi_hf.summary.forms.common_labels import (
     BY_OUTER_STEPS,
     POSITIONS,
+    PREDICTED,
     StoredLabels,
     card_cells_of_label,
     commands_of_students,
@@ -190,5 +191,6 @@ class OwnLabels(StoredLabels):
                 " Each position has a label of its own,\n"
                 "`softmax(labels @ label_decoder)`: what a student should predict after it."
             ),
+            origin=PREDICTED,
             facts={"labels": f"of their own, dimension (e) {self.config.label_dim}"},
         )

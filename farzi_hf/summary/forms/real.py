@@ -153,6 +153,7 @@ class RealLabels(StoredLabels):
             ),
             browse="",
             training=_TRAINING.format(repo="path/to/this/folder"),
+            origin="The weights were learnt for a target.",
             results=(
                 "Each row of the table is a way to choose rows. Fresh models are trained on what it"
                 " chose, all for as many steps; perplexity on the target's dev part, by which one"

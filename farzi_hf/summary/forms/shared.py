@@ -97,4 +97,6 @@ class SharedLabels(StoredLabels):
         return commands_of_students(repo)
 
     def words(self, inputs: InputWords, vocabulary: Vocabulary, nbytes: int) -> LabelWords:
-        return self.words_of_sequences(inputs, of_labels="", facts={})
+        return self.words_of_sequences(
+            inputs, of_labels="", origin="The labels are the inputs.", facts={}
+        )

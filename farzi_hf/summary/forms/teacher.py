@@ -33,6 +33,7 @@ from farzi_hf.summary.forms.common_inputs import IdInputs
 from farzi_hf.summary.forms.common_labels import (
     DISTILLED,
     POSITIONS,
+    PREDICTED,
     READING_AID,
     RESULTS,
     card_cells_of_label,
@@ -265,6 +266,7 @@ class TeacherLabels(Labels):
             ),
             browse=f" `viewer.html` shows the first {shown} rows.",
             training=None,
+            origin=PREDICTED,
             results=RESULTS,
             needs=same_entries(config),
             reading=READING_AID,

@@ -37,7 +37,9 @@ from farzi_hf.summary.reading import check_product, likeliest_entries
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.store.columns import list_column
 
-INVENTED = Origin("invented", True, "Topics are an invention.", "A trial protects whom it likes.")
+INVENTED = Origin(
+    "invented", True, "Topics are an invention.", "A trial protects whom it likes. {labels}"
+)
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,7 @@ class OneLabel(StoredLabels):
             description=f"Here are {inputs.positions}. {inputs.position}",
             browse=" A page draws them.",
             training=None,
+            origin="Answers are one.",
             results="A row is a trial.",
             needs="Nobody needs an answer",
             reading="An answer is not a question.",
@@ -309,7 +312,7 @@ def test_every_word_of_its_card_is_its_own(vocabulary, tmp_path):
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     of_inputs, of_labels = words_of(farzi)
     said = {
-        *("- a-trial\n", INVENTED.nature, INVENTED.protects),
+        *("- a-trial\n", INVENTED.nature, "A trial protects whom it likes. Answers are one."),
         *(of_labels.title, of_labels.description, of_labels.browse.strip(), of_labels.needs),
         *(of_labels.size, "# a row a mixture: (ξ, k) chances", "# what all places say"),
         *("| mixtures | 4 |", "| kinds of topics | made for a trial |", "| answers | 1 |"),
