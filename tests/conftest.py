@@ -34,6 +34,10 @@ os.environ["HF_UPDATE_DOWNLOAD_COUNTS"] = (
     "0"  # datasets would tell the Hub of each file that it reads
 )
 
+# It waits for the disk, for the case of a power cut, which no test makes: a process that is killed
+# leaves to the system what it has written.
+os.fsync = lambda descriptor: None
+
 # Under nohup, or in the background of a script, signals are ignored, here and in the processes that
 # tests start.
 for _name, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):

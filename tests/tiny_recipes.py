@@ -170,7 +170,13 @@ def use_small_data(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(bootstrap_interval, "__defaults__", tuple({**given, "resamples": 100}.values()))
     patch.setitem(TEXTS, "sample", lambda data_dir: small_text())
     patch.setattr(items, "load_sample_interactions", small_interactions)
-    # tests/report/test_full_data.py has the choice of a way, and long trainings.
+    shorten_full_data(patch)
+
+
+def shorten_full_data(patch: pytest.MonkeyPatch) -> None:
+    """One way to train on all data, for a short time. tests/report/test_full_data.py has the choice
+    of a way, and long trainings.
+    """
     patch.setattr(full_data.FullData.__init__, "__defaults__", (full_data.WAYS[:1],))
     patch.setattr(full_data, "_TIMED", 2)
     patch.setattr(full_data, "_LONGER", 2)

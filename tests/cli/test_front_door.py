@@ -76,7 +76,7 @@ def test_suggest_prints_a_config_that_needs_no_trials(tmp_path, capsys, monkeypa
     assert said.out.startswith("# learner: gpt2")
     (tmp_path / "config.yaml").write_text(said.out, encoding="utf-8")
     monkeypatch.setattr(suggestion, "Search", None)
-    main(["distil", "config.yaml", "--output_dir", "again"])
+    main(["distil", "config.yaml", "--output_dir", "again", "--baselines", "head"])
     assert "orth it" in capsys.readouterr().out
 
 
