@@ -26,6 +26,12 @@ CARDS = {
     for path in sorted((ROOT / "model_cards").rglob("*"))
     if path.suffix in (".md", ".png")
 }
+SEARCH = {
+    "model_cards": {"exclude": True},
+    "recipes": {"boost": 0.2},
+    "CHANGELOG.md": {"boost": 0.2},
+}
+"""How the search treats a folder or page: what explains comes before what records."""
 
 
 def on_files(files, config):
@@ -49,6 +55,7 @@ def on_page_markdown(markdown, page, config, files):
     """Turns links as GitHub follows them into links of the site, or into links to GitHub where the
     site has no such page.
     """
+    page.meta["search"] = SEARCH.get(page.file.src_uri.partition("/")[0], {})
     here = PAGES.get(page.file.src_uri) or (
         page.file.src_uri if page.file.src_uri in CARDS else f"docs/{page.file.src_uri}"
     )
@@ -71,6 +78,9 @@ def on_page_markdown(markdown, page, config, files):
             link = f"{config.repo_url}/{'tree' if (ROOT / path).is_dir() else 'blob'}/main/{path}"
         return f"]({link}{'#' * bool(anchor)}{anchor})"
 
+    if page.file.src_uri == "index.md":
+        # Badges are images of another server, and lead to where the reader is.
+        markdown = re.sub(r"^\[!\[.*\n\n", "", markdown, flags=re.M)
     # GitHub reads Markdown inside of HTML.
     return re.sub(r"\]\(([^):\s]+)\)", moved, markdown).replace(
         "<details>", '<details markdown="1">'

@@ -6,7 +6,7 @@ threads and in notebooks.
 
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
@@ -337,15 +337,30 @@ def plain_numbers(axis: Axis) -> None:
     axis.set_major_formatter(lambda value, position: number(value))
 
 
+_APART = 0.085
+"""Share of a logarithmic axis between two ticks: their labels have room in a narrow panel."""
+
+
+def _apart(ticks: Iterable[float], least: float) -> list[float]:
+    """Those ticks, given from low to high, whose logarithm is `least` above that of the one
+    before.
+    """
+    kept: list[float] = []
+    for tick in ticks:
+        if not kept or math.log(tick / kept[-1]) >= least:
+            kept.append(tick)
+    return kept
+
+
 class _PlainTicks(LogLocator):
-    """Ticks at 1, 2 and 5 times the powers of ten, or fewer on a long axis; as on a linear one
-    within one power.
+    """Ticks at 1, 2 and 5 times the powers of ten, or fewer on a long axis; within one power as on
+    a linear one, but for those whose labels would touch.
     """
 
     def tick_values(self, vmin: float, vmax: float) -> np.ndarray:
         if vmax < 10 * vmin:
             ticks = AutoLocator().tick_values(vmin, vmax)
-            return ticks[ticks > 0]
+            return np.array(_apart(ticks[ticks > 0], _APART * math.log(vmax / vmin)))
         if vmax > 1e4 * vmin:
             multiples = (1.0,)
         elif vmax > 50 * vmin:

@@ -11,6 +11,7 @@ _OURS = {
 PROVENANCES: dict[str, dict[str, str]] = {
     "ptb": {
         "dataset": "Penn Treebank",
+        "language": "en",
         "licence": "other",
         "licence_text": (
             "The source, Penn Treebank, is licensed by the Linguistic Data Consortium (LDC99T42)."
@@ -32,7 +33,7 @@ PROVENANCES: dict[str, dict[str, str]] = {
             " states no licence."
         ),
     },
-    "sample": _OURS,
+    "sample": {**_OURS, "language": "en"},
     "sample_interactions": _OURS,
 }
 """By the name of the data set: what a card calls it, its licence as the Hub names it, and that

@@ -84,6 +84,8 @@ def provenance(c: Comparison, data: TaskData, seed: int) -> dict[str, Any]:
     }
     if settings.licence is not None:
         facts["licence"] = settings.licence
+    if settings.language is not None:
+        facts["language"] = settings.language
     return {**facts, **PROVENANCES.get(settings.dataset, {})}
 
 

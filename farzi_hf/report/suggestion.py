@@ -96,6 +96,7 @@ _OF_COMPARISON = 0.05
 """Of the time, for what else the comparison does: measuring, figures, files."""
 _STUDENTS = (
     (100, 10, 0.03, "drawn"),
+    (100, 10, 0.03, "written"),
     (300, 10, 0.03, "written"),
     (300, 10, 0.03, "drawn"),
     (1000, 10, 0.02, None),

@@ -112,6 +112,9 @@ class RunSettings:
     licence: str | None = setting(
         None, "your own data: their licence, as the Hub names it, such as cc-by-4.0"
     )
+    language: str | None = setting(
+        None, "your own text: its language, as the Hub names it, such as en"
+    )
     show_rows: bool = setting(
         False,
         "card, viewer.html and figures show rows of the data, too, where the licence allows it",
@@ -307,7 +310,7 @@ class TaskData:
     @property
     def of_the_run(self) -> dict[str, Any]:
         """What the recipe says that stays beside a run, and not that of a summary: the folder of
-        your own data, their licence, and whether rows are shown.
+        your own data, their licence and language, and whether rows are shown.
         """
         settings = self.settings
         if not settings.is_own:
@@ -315,6 +318,7 @@ class TaskData:
         given = {
             "data_dir": settings.data_dir,
             "licence": settings.licence,
+            "language": settings.language,
             "show_rows": settings.show_rows,
         }
         return {name: value for name, value in given.items() if value}

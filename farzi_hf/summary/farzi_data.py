@@ -33,7 +33,7 @@ from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.endless import DrawnRows, EndlessRows, RowsDataset
 from farzi_hf.summary.forms import TokenInputs, forms_of
 from farzi_hf.summary.from_teacher import labelled, materialized, summary_of_teacher
-from farzi_hf.summary.inner_settings import inner_optimizer, training_arguments
+from farzi_hf.summary.inner_settings import OwnOptimizer, inner_optimizer, training_arguments
 from farzi_hf.summary.origins import REAL, Origin
 from farzi_hf.summary.reading import Decoded, check_numbers, hard_rows
 from farzi_hf.summary.real_rows import summary_of_rows
@@ -116,6 +116,7 @@ class FarziData(nn.Module):
         self.forms.labels.register(self, tensors)
         self._saved = _ResultsOfTensors(Results(), "")
         self._file_size: _FileSize | None = None
+        self._own_optimizer = OwnOptimizer()
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -278,7 +279,8 @@ class FarziData(nn.Module):
 
         It can be pickled, and holds copies of the decoders, or of a carried teacher, on the CPU.
         """
-        return SoftTokenCollator(self.forms.on_cpu(), self.forms.shared(self.tensors))
+        shared = self.forms.shared(self.tensors)
+        return SoftTokenCollator(self.forms.on_cpu(), shared, self._own_optimizer.rows_read)
 
     def training_arguments(
         self, output_dir: str | os.PathLike, **changes: Any
@@ -301,6 +303,8 @@ class FarziData(nn.Module):
                 `changes`, or `config.inner` holds settings that no inner optimizer accepts.
         """
         stored = None if self.is_endless else self.config.num_sequences
+        if "lr" in (self.config.inner or {}) and "optim" not in changes:
+            self._own_optimizer.expected(inner_optimizer(self.config.inner))
         return training_arguments(self.config.inner, stored, str(output_dir), changes)
 
     @property
@@ -308,8 +312,10 @@ class FarziData(nn.Module):
         """For the stock Trainer's argument of this name: the optimizer that students had, where
         `training_arguments` cannot name it, else None.
 
-        Without it, Trainer has AdamW at the same settings, which needs more steps.
+        Without it, Trainer has AdamW at the same settings, which needs more steps: a warning says
+        so where it was not read before the first row.
         """
+        self._own_optimizer.given()
         if "lr" not in (self.config.inner or {}):
             return None
         return inner_optimizer(self.config.inner).stock_class

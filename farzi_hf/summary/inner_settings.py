@@ -23,6 +23,40 @@ from farzi_hf.summary.forms import TeacherLabels
 
 logger = logging.getLogger(__name__)
 
+
+class OwnOptimizer:
+    """Warns of a student that trains without the optimizer of its summary, where Trainer cannot
+    name that one and has AdamW in its place: that is a worse model, and nothing else would say so.
+
+    Trainer does not tell a summary what it got. So a student counts as such one if its arguments
+    are those of the summary, and `optimizer_cls_and_kwargs` was not read before the first row.
+    """
+
+    def __init__(self) -> None:
+        self._missing: str | None = None
+        self._is_known = False
+
+    def given(self) -> None:
+        """`optimizer_cls_and_kwargs` was read."""
+        self._is_known = True
+
+    def expected(self, optimizer: InnerOptimizer) -> None:
+        """`training_arguments` were made for this optimizer."""
+        self._missing = type(optimizer).__name__ if optimizer.stock_class else None
+
+    def rows_read(self) -> None:
+        """A batch of the summary's rows is collated."""
+        if self._missing and not self._is_known:
+            logger.warning(
+                "Students of this summary had %s, and Trainer has AdamW, which learns less in as"
+                " many steps: give Trainer"
+                " optimizer_cls_and_kwargs=farzi.optimizer_cls_and_kwargs, or make it by"
+                " farzi.trainer(model).",
+                self._missing,
+            )
+            self._is_known = True  # once is enough
+
+
 _DEFAULTS = TeacherLabels.defaults
 STUDENTS_OF_A_TEACHER: dict[str, Any] = {
     "optimizer": _DEFAULTS["inner_optimizer"],

@@ -244,6 +244,8 @@ def check_numbers(forms: Forms, tensors: Tensors, remedy: str) -> None:
             f"{', '.join(f'{name} is {dtype}' for name, dtype in types.items())}; call .to(dtype)"
         )
     for name, tensor in floats.items():
+        if not tensor.numel():
+            continue
         least, largest = torch.aminmax(tensor)  # unlike `isfinite`, it makes no other tensors
         if not (math.isfinite(least) and math.isfinite(largest)):
             raise ValueError(f"{name} holds NaN or infinity; {remedy}")

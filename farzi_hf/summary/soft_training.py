@@ -11,7 +11,7 @@ embedding, and the loss is an argument of Trainer. The same model, collator and 
 token ids, so `evaluate` works on real data.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +115,10 @@ def soft_cross_entropy(
     return loss / torch.as_tensor(num_items_in_batch, device=loss.device)
 
 
+def _nothing() -> None:
+    """Of a collator that nobody listens to."""
+
+
 @dataclass
 class SoftTokenCollator:
     """Turns rows into a batch for a model that went through `attach_soft_inputs`.
@@ -144,6 +148,9 @@ class SoftTokenCollator:
     shared: Tensors
     """The tensors that all its rows share, on the CPU."""
 
+    on_rows: Callable[[], None] = _nothing
+    """Called before a batch of the summary's rows is made."""
+
     @torch.no_grad()
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         values = [_input_of(i, row) for i, row in enumerate(rows)]
@@ -152,6 +159,7 @@ class SoftTokenCollator:
             raise ValueError("rows mix soft sequences and ids; give the rows of one dataset")
         if of_summary == {False}:
             return self._evaluated(values, rows)
+        self.on_rows()
         read = self.forms.inputs.collated(values, self.shared)
         labels = self.forms.labels.collated(rows, read["input_ids"], self.shared)
         targets = labels[:, 1:]

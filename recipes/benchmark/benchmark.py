@@ -140,28 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     text = tables(rows)
     save_csv([{**dict.fromkeys(FIRST), **row} for row in rows], output / FILES[1])
     save_text(text, output / FILES[2])
-    if timed := [
-        {**row, "per_step": row["seconds"] / row["steps"]} for row in rows if row.get("seconds")
-    ]:
-        steps = (
-            timed,
-            "steps",
-            "per_step",
-            "Inner steps T",
-            "Milliseconds per inner step",
-            "x",
-            1e3,
-        )
-        memory = (
-            timed,
-            "steps",
-            "memory_bytes",
-            "Inner steps T",
-            "Peak memory (MB, log scale)",
-            "xy",
-            1e-6,
-        )
-        plot_curves(output / FILES[3], Panel(*steps), Panel(*memory))
+    draw(rows, output)
     print(f"{text}\nResults: {output}")
     if failed := [
         f"{row['method']}, T = {row['steps']}: {row['note']}" for row in rows if unfinished(row)
@@ -169,6 +148,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(
             "benchmark.py: failed cells, which the next run tries again:\n" + "\n".join(failed)
         )
+
+
+def draw(rows: Sequence[Facts], output: Path) -> None:
+    """benchmark.png: time and memory over T, without the rows that came to no end."""
+    timed = [
+        {**row, "per_step": row["seconds"] / row["steps"]} for row in rows if row.get("seconds")
+    ]
+    if not timed:
+        return
+    label = "Inner steps T"
+    seconds = Panel(timed, "steps", "per_step", label, "Milliseconds per inner step", "x", 1e3)
+    memory = Panel(timed, "steps", "memory_bytes", label, "Peak memory (MB, log scale)", "xy", 1e-6)
+    plot_curves(output / FILES[3], seconds, memory)
 
 
 def order(args: Namespace) -> list[Facts]:

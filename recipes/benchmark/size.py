@@ -59,6 +59,12 @@ AXES: dict[str, list[int]] = {
     "width of a recommender": [16, 32, 64, 128],
     "width of a language model": [16, 32, 64, 128],
 }
+UNITS = {
+    "Interactions or tokens that are read": ("interactions", "tokens"),
+    "Items or entries, width 16": ("items", "entries of a text's vocabulary"),
+    "Width, 4,000 items or entries": ("width of a recommender", "width of a language model"),
+}
+"""Axes whose sizes are counted in the same unit, by its label in the figure."""
 WANTED = {"interactions": 100_000_000, "tokens": 1_000_000_000}
 MEASURED = {
     "read": "s",
@@ -269,15 +275,24 @@ def write(rows: Sequence[Facts], output: Path) -> None:
             lines.append(readable(axis, f"{WANTED[axis]:,} (from the fit)", larger))
     facts = listed({k: v for k, v in rows[-1].items() if k in ("processor", "commit")})
     save_text(f"# Cost over size\n\n{markdown(lines, ('size',))}\n\n{facts}\n", output / FILES[2])
-    drawn = [
-        {**row, "method": f"{name}, {row['axis']}", "kind": "ours", "y": row[name]}
-        for row in rows
-        for name in ("read", "student's step")
-        if row.get(name)
-    ]
-    if drawn:
-        plot_curves(output / FILES[3], Panel(drawn, "size", "y", "Size", "Seconds", "xy"))
+    draw(rows, output)
     print((output / FILES[2]).read_text(encoding="utf-8"))
+
+
+def draw(rows: Sequence[Facts], output: Path) -> None:
+    """size.png: a panel for each unit in which a size is counted."""
+    panels = []
+    for label, axes in UNITS.items():
+        drawn = [
+            {**row, "method": f"{name}, {row['axis']}", "y": row[name]}
+            for row in rows
+            for name in ("read", "student's step")
+            if row["axis"] in axes and row.get(name)
+        ]
+        if drawn:
+            panels.append(Panel(drawn, "size", "y", label, "Seconds", "xy"))
+    if panels:
+        plot_curves(output / FILES[3], *panels)
 
 
 def readable(axis: str, size: str, row: Facts) -> dict[str, str]:

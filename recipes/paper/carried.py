@@ -95,7 +95,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         {"findings": [], "rows": [*rows, *compared], **commit_of(Path(__file__))},
         folder / "table.json",
     )
-    draw(c, rows, compared, [row for row in own if row["method"] == LONG], folder)
+    itself = BASELINES["teacher"](c, None)
+    lines = {"the packed teacher itself": c.row(itself)[c.task.metric]} if itself else {}
+    lines |= {
+        f"all real data, {row['steps']:,} steps": row[c.task.metric]
+        for row in own
+        if row["method"] == LONG
+    }
+    draw(rows, compared, lines, (c.task.metric, c.task.metric_label), data_name(farzi), folder)
     print("\n\n".join(parts))
 
 
@@ -156,30 +163,45 @@ def by_bytes(c: Comparison, tables: Iterable[Sequence[Row]]) -> Iterator[Row]:
                 }
 
 
+def data_name(farzi: FarziData) -> str:
+    """Of the data set, as the figures' titles have it."""
+    return farzi.results.metrics.get("dataset", "the data")
+
+
 def draw(
-    c: Comparison, rows: Sequence[Row], compared: Sequence[Row], long: Sequence[Row], folder: Path
+    rows: Sequence[Row],
+    compared: Sequence[Row],
+    lines: Mapping[str, float],
+    metric: tuple[str, str],
+    data: str,
+    folder: Path,
 ) -> None:
-    """Both figures. What the teacher has, and real data for long, are lines of the second one."""
-    metric = c.task.metric
-    label = c.task.metric_label
-    data = c.farzi.results.metrics.get("dataset", "the data")
+    """Both figures.
+
+    Args:
+        rows: of `by_steps`.
+        compared: of `by_bytes`.
+        lines: values of the second figure that do not depend on what a student reads: the
+            teacher's, and that of real data for long.
+        metric: its name in the rows, and in words.
+        data: their name.
+    """
+    name, label = metric
     points = [{**row, "method": row["curve"]} for row in compared]
     title = f"Students after T steps on {data}, by bytes"
     if points:
         size = "Bytes that one must keep to train"
-        top = 3 * median_low(row[metric] for row in points)
+        top = 3 * median_low(row[name] for row in points)
         plot_curves(
             folder / BYTES,
-            Panel(points, "bytes", metric, size, label, "xy", title=title, joined=False, top=top),
+            Panel(points, "bytes", name, size, label, "xy", title=title, joined=False, top=top),
         )
-    itself = BASELINES["teacher"](c, None)
-    lines = {"the packed teacher itself": c.row(itself)[metric]} if itself else {}
-    lines |= {f"all real data, {row['steps']:,} steps": row[metric] for row in long}
+    a_step = round(rows[0]["tokens"] / rows[0]["steps"])
     read = Panel(
         rows,
         "tokens",
-        metric,
-        f"Tokens that a student reads ({c.tokens_per_step:,} a step)",
+        name,
+        f"Tokens that a student reads ({a_step:,} a step)",
         label,
         "xy",
         1.0,

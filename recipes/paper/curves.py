@@ -17,6 +17,8 @@ OURS = (SUMMARY, "#cc79a7", "#56b4e9", "#000000", "#999933")
 """Colours of methods that have no colour of their own in `farzi_hf.report.plots.KINDS`;
 colour-blind readers can tell them apart.
 """
+PEERS = (MUTED, "#4f5b66")
+"""Greys of the methods of others, by turns; two that share a grey differ in line and marker."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Panel:
         joined: whether the points of a method are joined: not where their trainings differ in more
             than `x`.
         top: values above it are not drawn, and the legend says so; they would squash all others.
+        from_zero: whether a linear axis of values starts at 0, if none is negative. Differences
+            between metrics of quality would not be seen there.
     """
 
     rows: Rows
@@ -47,13 +51,12 @@ class Panel:
     title: str = ""
     joined: bool = True
     top: float = math.inf
+    from_zero: bool = True
 
 
 def plot_curves(path: File, *given: Panel) -> None:
     """Panels side by side with a curve per method, which looks the same in all of them. Peers are
-    dashed and grey.
-
-    A linear axis of values starts at 0, unless some are negative.
+    grey and not solid.
 
     Raises:
         ValueError: no row of a panel has its value.
@@ -84,7 +87,8 @@ def plot_curves(path: File, *given: Panel) -> None:
                 if which in panel.logarithmic
                 else plots.plain_numbers(axis)
             )
-        if "y" not in panel.logarithmic and min(row[panel.y] for row in rows) >= 0:
+        linear = "y" not in panel.logarithmic
+        if panel.from_zero and linear and min(row[panel.y] for row in rows) >= 0:
             axes.set_ylim(bottom=0)
         handles, labels = axes.get_legend_handles_labels()
         legend |= dict(zip(labels, handles, strict=True))
@@ -116,14 +120,20 @@ def _looks(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     kinds = {row["method"]: row.get("kind") for row in rows}
     looks = {}
     others = 0
+    peers = 0
     used = Counter()
     for i, (method, kind) in enumerate(kinds.items()):
         marker = "osD^vP*X<>h"[i % 11]  # beside the colour, for those who see colours alike
-        color = MUTED if kind == "peer" else color_of(method)
-        if color == SUMMARY:
+        color = color_of(method)
+        lines = ("-", "--", ":", "-.")
+        if kind == "peer":
+            color = PEERS[peers % len(PEERS)]
+            lines = ("--", ":", "-.")
+            peers = peers + 1
+        elif color == SUMMARY:
             color = OURS[others % len(OURS)]
             others = others + 1
-        line = "--" if kind == "peer" else ("-", "--", ":", "-.")[used[color] % 4]
+        line = lines[used[color] % len(lines)]
         used[color] += 1
         looks[method] = {"color": color, "linestyle": line, "marker": marker, "markersize": 4}
     return looks

@@ -104,7 +104,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     save_csv(rows, folder / "table.csv")
     save_json({"findings": [], "rows": rows, **commit_of(Path(__file__))}, folder / "table.json")
-    scale = 100.0 if c.task.percent else 1.0
+    draw(rows, (c.task.compared or (c.task.metric,))[:3], c.task.percent, folder)
+
+
+def draw(rows: Sequence[Mapping], metrics: Sequence[str], percent: bool, folder: Path) -> None:
+    """Each metric over the bytes of the packed teacher; one that is not packed is a line."""
+    scale = 100.0 if percent else 1.0
+    unit = ", %" if percent else ""
     size = "kB of the packed teacher"
     points = [
         {**row, "method": row["curve"], "kB": row["bytes"] / 1000} for row in rows if row["curve"]
@@ -116,12 +122,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             "kB",
             metric,
             size,
-            metric.upper(),
+            metric.upper() + unit,
             "x",
             scale,
             {row["method"]: scale * row[metric] for row in exact},
+            from_zero=False,
         )
-        for metric in (c.task.compared or (c.task.metric,))[:3]
+        for metric in metrics
     ]
     plot_curves(folder / FIGURE, *panels)
 

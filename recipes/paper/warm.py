@@ -1,8 +1,8 @@
-"""Students that begin with what a carried teacher knows: which start, which rate and length, and
-what they are worth beside students that begin at random and beside real data.
+"""Students that begin with what a carried teacher knows: which start, which rate and which length.
+`seconds.py` compares such students with real data.
 
     python recipes/paper/warm.py SUMMARY --data_dir FOLDER --part wider
-    python recipes/paper/warm.py SUMMARY --data_dir FOLDER --part students --test --num_students 5
+    python recipes/paper/warm.py SUMMARY --data_dir FOLDER --part rates --test --num_students 5
 
 The summary carries its teacher. A part of the experiment is a list of cells: a student, a start,
 the inputs and the settings of its training. Every cell is measured on validation rows, or with
@@ -159,8 +159,6 @@ class Bench:
 
     def _made(self, cell: Cell, seed: int) -> dict[str, Any]:
         """One student, trained and measured."""
-        if cell.start == "real data":
-            return self._on_real(cell, seed)
         learner = self.learner(cell.student)
         inputs = self.farzi.config.inputs
         farzi = self.farzi if cell.inputs == inputs else self.farzi.with_inputs(cell.inputs)
@@ -189,21 +187,6 @@ class Bench:
         c = self.comparison
         statistics = c.statistics(partial(learner.logits, theta), self.rows)
         return Measured(cell.name, [statistics], farzi.nbytes, cell.steps, seconds).to_json()
-
-    def _on_real(self, cell: Cell, seed: int) -> dict[str, Any]:
-        """A student on all real data, with the optimizer of students and `cell.rows` rows a step;
-        it stops early, as teachers do.
-        """
-        learner = self.learner(cell.student)
-        c = replace(self.comparison, learner=learner)
-        optimizer = replace(c.training.optimizer, lr=cell.rate, **LONG[type(self.task)])
-        long = replace(c.long_training, optimizer=optimizer, steps=cell.steps, batch_size=cell.rows)
-        began = time.process_time()
-        student, steps = replace(c, long_training=long).long_student(seed)
-        seconds = round(time.process_time() - began, 1)
-        nbytes = c.nbytes(c.splits["train"])
-        statistics = c.statistics(student, self.rows)
-        return Measured(cell.name, [statistics], nbytes, steps, seconds).to_json()
 
     def _learner(self, name: str) -> Learner:
         settings = STUDENTS[name]
@@ -251,14 +234,14 @@ def llama(width: int, kind: str = "llama") -> dict[str, Any]:
 
 
 def items(kind: str, width: int) -> dict[str, Any]:
-    """A recommender of one layer without dropout, which students have none of."""
+    """A recommender of one layer. Its dropout is for real data; on a summary nothing is dropped."""
     heads = {"num_attention_heads": 1} if kind == "sasrec" else {}
     spread = 0.1 if kind == "gru4rec" else 0.02
     return {
         "model_type": kind,
         "hidden_size": width,
         "num_hidden_layers": 1,
-        "dropout": 0.0,
+        "dropout": 0.3,
         "tie_word_embeddings": True,
         "initializer_range": spread,
         **heads,
@@ -279,13 +262,9 @@ STUDENTS: dict[str, dict[str, Any]] = {
     "SASRec 64": items("sasrec", 64),
     "GRU4Rec 32": items("gru4rec", 32),
     "FMLP 16": items("fmlp", 16),
+    "FMLP 32": items("fmlp", 32),
     "FMLP 64": items("fmlp", 64),
 }
-LONG: dict[type, dict[str, Any]] = {
-    LanguageModeling: {"betas": (0.7, 0.99), "eps": 1e-5},
-    Recommendation: {"betas": (0.5, 0.999), "eps": 1e-4},
-}
-"""Settings of the optimizer on real data, as teachers have them."""
 
 
 # -- starts ----------------------------------------------------------------------------------------
@@ -425,9 +404,7 @@ STARTS: dict[str, Callable[[FarziData, PreTrainedModel, int], Values]] = {
     "with layers, others silent": with_silent_layers,
     "with layers, others repeated": with_repeated_layers,
 }
-"""What a start sets in a new model; the rest is as the model has drawn it. "real data" is none of
-them: students on real data begin at random.
-"""
+"""What a start sets in a new model; the rest is as the model has drawn it."""
 
 
 # -- more of the teacher ---------------------------------------------------------------------------
@@ -520,8 +497,6 @@ def states() -> Iterator[Cell]:
         yield Cell(student, "warm", "written", matched=weight)
 
 
-WEIGHT = 3.0
-"""Of the teacher's states in the loss of students."""
 RATES = ((40, 0.0075), (40, 0.015), (40, 0.03), (10, 0.0075), (10, 0.015))
 """Rows of a step and the rate."""
 
@@ -545,27 +520,6 @@ def lengths() -> Iterator[Cell]:
     yield Cell("Llama 64", "warm", "written", 1000, 10, 0.0075)
 
 
-def llamas() -> Iterator[Cell]:
-    """A student of another kind."""
-    for steps in (300, 100):
-        for weight in (WEIGHT, 0.0):
-            yield Cell("Llama 64", "warm", "written", steps, matched=weight)
-    yield Cell("Llama 64", "random", "written", 100)
-
-
-def text_students() -> Iterator[Cell]:
-    """Students of other kinds and widths."""
-    for student in ("NeoX 64", "GPT-2 128", "GPT-2 32"):
-        yield Cell(student, "warm", "written", 300, matched=WEIGHT)
-    yield Cell("RNN 64", "warm", "written", 300)
-
-
-def text_full() -> Iterator[Cell]:
-    """The same kinds on all real data for long."""
-    for student in ("NeoX 64", "RNN 64", "Llama 64"):
-        yield Cell(student, "real data", "", 2000, 40, 0.0075)
-
-
 def item_rates() -> Iterator[Cell]:
     """Rates, rows and lengths of warm recommenders."""
     for student in ("SASRec 32", "GRU4Rec 32", "FMLP 16"):
@@ -576,19 +530,6 @@ def item_rates() -> Iterator[Cell]:
         yield Cell(student, "warm", "drawn", 300, 10, 0.01)
 
 
-def item_students() -> Iterator[Cell]:
-    """Recommenders of other kinds and widths."""
-    for student in ("SASRec 32", "GRU4Rec 32", "FMLP 16"):
-        for start in ("random", "warm"):
-            yield Cell(student, start, "drawn", 100, 40, 0.02)
-
-
-def item_full() -> Iterator[Cell]:
-    """The same kinds on all real data for long."""
-    for student in ("SASRec 32", "GRU4Rec 32", "FMLP 16"):
-        yield Cell(student, "real data", "", 1500, 128, 0.01)
-
-
 PARTS: dict[type, dict[str, list[Cell]]] = {
     LanguageModeling: {
         "wider": list(wider_students()),
@@ -596,14 +537,9 @@ PARTS: dict[type, dict[str, list[Cell]]] = {
         "states": list(states()),
         "rates": list(rates()),
         "lengths": list(lengths()),
-        "llamas": list(llamas()),
-        "students": list(text_students()),
-        "full": list(text_full()),
     },
     Recommendation: {
         "rates": list(item_rates()),
-        "students": list(item_students()),
-        "full": list(item_full()),
     },
 }
 

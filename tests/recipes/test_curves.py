@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from curves import Panel, plot_curves
@@ -88,3 +90,39 @@ def test_a_thing_has_one_colour_and_what_is_far_off_no_axis(tmp_path, monkeypatc
         "unigram (100)",
     ]
     assert list(looks.values()) == ["#0072b2", "#e69f00", "#e69f00", "#d55e00", "#6b7680"]
+
+
+def test_two_peers_in_a_row_have_different_greys(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("curves.plots.save", lambda figure, path: drawn.append(figure))
+    rows = [
+        {"method": f"peer {i}", "kind": "peer", "x": x, "y": x} for i in range(5) for x in (1, 2)
+    ]
+    plot_curves(tmp_path / "a.png", Panel(rows, "x", "y", "x", "y"))
+    looks = [(line.get_color(), line.get_linestyle()) for line in drawn[0].axes[0].lines]
+    assert len(set(looks)) == 5
+    assert all(one[0] != other[0] for one, other in pairwise(looks))
+    assert "-" not in {line for _, line in looks}
+
+
+def test_an_axis_of_quality_need_not_begin_at_zero(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("curves.plots.save", lambda figure, path: drawn.append(figure))
+    rows = [{"method": "a", "x": x, "y": 10 + x} for x in (1, 2)]
+    panel = Panel(rows, "x", "y", "x", "y")
+    plot_curves(tmp_path / "a.png", panel, replace(panel, from_zero=False))
+    assert [axes.get_ylim()[0] for axes in drawn[0].axes] == [0, pytest.approx(10.95)]
+
+
+def test_ticks_of_less_than_a_power_of_ten_do_not_touch(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("curves.plots.save", lambda figure, path: drawn.append(figure))
+    rows = [{"method": "a", "x": x, "y": 1} for x in (70, 450)]
+    plot_curves(tmp_path / "a.png", Panel(rows, "x", "y", "x", "y", "x"))
+    ticks = drawn[0].axes[0].xaxis.get_major_locator()()
+    low, high = drawn[0].axes[0].get_xlim()
+    shown = [tick for tick in ticks if low <= tick <= high]
+    assert 400 in shown
+    assert 450 not in shown
+    shares = [math.log(b / a) / math.log(high / low) for a, b in pairwise(shown)]
+    assert min(shares) >= 0.085

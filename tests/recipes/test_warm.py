@@ -73,7 +73,6 @@ def test_a_part_is_a_table_and_each_student_is_made_once(summary, tmp_path, monk
         warm.Cell("GPT-2 32", "warm", "drawn", 2, 4),
         warm.Cell("RNN 64", "random", "written", 2, 4, schedule="linear"),
         warm.Cell("RNN 64", "warm", "drawn", 2, 4, matched=1.0),
-        warm.Cell("RNN 64", "real data", "", 3, 4),
     ]
     monkeypatch.setitem(warm.PARTS[LanguageModeling], "few", cells)
     argv = [str(summary), "--part", "few", "--card_dir", str(tmp_path / "card")]

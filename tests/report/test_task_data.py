@@ -210,8 +210,8 @@ def test_rows_are_not_shown_where_no_licence_allows_it(folder, dataset, licence,
 def test_a_licence_belongs_to_a_run_and_not_to_what_a_summary_is_made_of(folder):
     assert RunSettings(dataset="sample", show_rows=True).licence == "apache-2.0"
     assert RunSettings(dataset="ptb").load().of_the_run == {}
-    settings = RunSettings(dataset=str(folder / "inter.csv"), licence="odbl", show_rows=True)
-    data = settings.load()
-    given = {"data_dir": str(folder), "licence": "odbl", "show_rows": True}
+    given = {"licence": "odbl", "language": "de", "show_rows": True}
+    data = RunSettings(dataset=str(folder / "inter.csv"), **given).load()
+    given["data_dir"] = str(folder)
     assert data.of_the_run == given
     assert not given.keys() & data.recipe([0]).keys()

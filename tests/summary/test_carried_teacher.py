@@ -243,6 +243,35 @@ def test_one_line_makes_the_stock_trainer_with_all_that_students_had(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_trainer_without_the_optimizer_of_the_summary_is_warned_of_once(tmp_path, caplog):
+    farzi = carried()
+    args = farzi.training_arguments(tmp_path, max_steps=2)
+    collate = farzi.collator()
+    rows = [row for row, _ in zip(farzi.as_dataset(), range(2), strict=False)]
+    assert not caplog.records
+    collate(rows)
+    collate(rows)
+    assert caplog.text.count("optimizer_cls_and_kwargs=farzi.optimizer_cls_and_kwargs") == 1
+    assert args.optim == "adamw_torch"
+    caplog.clear()
+    chosen = carried()
+    chosen.training_arguments(tmp_path, max_steps=2, optim="sgd", learning_rate=0.1)
+    chosen.collator()(rows)  # an optimizer of one's own is no mistake
+    assert "learns less" not in caplog.text
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_trainer_with_the_optimizer_of_the_summary_is_not_warned_of(late, tmp_path, caplog):
+    farzi = carried()
+    collate = farzi.collator()
+    made = [farzi.training_arguments(tmp_path, max_steps=2)] if late else []
+    assert farzi.optimizer_cls_and_kwargs
+    made = made or [farzi.training_arguments(tmp_path, max_steps=2)]
+    collate([next(iter(farzi.as_dataset()))])
+    assert made
+    assert not caplog.records
+
+
 def test_a_student_of_another_vocabulary_is_named(tmp_path):
     """It was an IndexError."""
     model = tiny_model("gpt2")

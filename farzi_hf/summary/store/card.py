@@ -29,12 +29,16 @@ _NEEDED = {"lr": ("learning_rate", 0.01), "steps": ("max_steps", 100)}
 """Settings of the inner loop that a student needs: their names in TrainingArguments, and values to
 begin with where a summary has none.
 """
+UNKNOWN = "unknown"
+"""How the Hub names a licence that nobody has stated."""
+
 OF_THE_DATA = (
     "dataset",
     "data_bytes",
     "data_bytes_flat",
     "data_bytes_after_xz",
     "data_sequences",
+    "language",
     "licence",
     "licence_text",
     "privacy",
@@ -66,8 +70,8 @@ def render_card(
             `device`; `student_seconds` of one training on the summary; `verdict`, whether it is
             worth it, a line each; `full_data_seconds` and `full_data_steps` of one on the full data
             that gets as good; `privacy`, in place of the words that say that nothing was done;
-            `memory`, what a carried teacher gives away, and `memory_warning`, before it; `licence`,
-            as the Hub names it, and `licence_text`; `command`, which distils again from
+            `memory`, what a carried teacher gives away, and `memory_warning`, before it; `licence`
+            and `language`, as the Hub names them, and `licence_text`; `command`, which distils again from
             `recipe.yaml`.
         recipe: shown unchanged. Its `learner`, a config as a mapping, is the model of "Train on
             it".
@@ -175,6 +179,14 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def name_of(contents: Contents, metrics: Mapping[str, Any]) -> str:
+    """What the summary is called: after its source, if that is known."""
+    config = contents.config
+    source = metrics.get("dataset")
+    of_source = f" of {source}" if source else ""
+    return f"Farzi data{of_source} [{config.num_sequences}×{config.sequence_length}]"
+
+
 def _metadata(
     contents: Contents, metrics: Mapping[str, Any], tags: Sequence[str]
 ) -> DatasetCardData:
@@ -191,8 +203,9 @@ def _metadata(
     ]
     tables[0]["default"] = True
     return DatasetCardData(
-        pretty_name=f"Farzi data [{config.num_sequences}×{config.sequence_length}]",
-        license=markup.one_line(metrics.get("licence") or "") or None,
+        pretty_name=markup.one_line(name_of(contents, metrics)),
+        language=markup.one_line(metrics.get("language") or "") or None,
+        license=markup.one_line(metrics.get("licence") or UNKNOWN),
         tags=["farzi", *tags, *vocabulary.tags],
         task_categories=list(vocabulary.task_categories) or None,
         size_categories=[sizes[bisect_right([10**3, 10**4, 10**5, 10**6], config.num_sequences)]],

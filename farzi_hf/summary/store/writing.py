@@ -29,7 +29,7 @@ from farzi_hf.data.vocabulary import Vocabulary
 from farzi_hf.summary.forms import SHOWN
 from farzi_hf.summary.origins import FIGURE_OF_ROWS, shows_rows
 from farzi_hf.summary.store import folder as layout
-from farzi_hf.summary.store.card import render_card, tables_of
+from farzi_hf.summary.store.card import name_of, render_card, tables_of
 from farzi_hf.summary.store.contents import Contents
 from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of, replace_files
 from farzi_hf.summary.store.results import check_results
@@ -118,7 +118,9 @@ def write_artefact(
             layout.CARD: render_card(
                 contents, results.metrics, results.recipe, list(plots), show_rows
             ),
-            layout.VIEWER: render_viewer(contents) if shown else "",
+            layout.VIEWER: render_viewer(contents, name_of(contents, results.metrics))
+            if shown
+            else "",
             layout.RECIPE: yaml_text(results.recipe) if results.recipe else "",
             layout.METRICS: json_text(results.metrics) if results.metrics else "",
         }
@@ -191,7 +193,7 @@ def _check_plots(paths: Iterable[Path], source: str) -> None:
         )
 
 
-def render_viewer(contents: Contents) -> str:
+def render_viewer(contents: Contents, title: str = "Farzi data") -> str:
     """`viewer.html` of a summary: of its first `SHOWN` sequences, and of each position the
     likeliest entries of its input or of its label, as the form of the inputs says; "" where that
     has no page. The numbers behind them stay away: those of a wide teacher take more than ten times
@@ -213,6 +215,7 @@ def render_viewer(contents: Contents) -> str:
         return base64.b64encode(np.asarray(numbers, dtype=kind).tobytes()).decode()
 
     data = {
+        "title": title,
         "sequence_length": config.sequence_length,
         "vocab_size": config.vocab_size,
         "num_sequences": len(decoded),

@@ -164,7 +164,10 @@ def assert_harmless(farzi: FarziData, metrics, recipe, plots) -> None:
         "\n"
     )  # no other line breaks, for anyone
     parsed = DatasetCard(card)
-    assert parsed.data.pretty_name == "Farzi data [4×5]"
+    name = parsed.data.pretty_name
+    assert name.startswith("Farzi data")
+    assert name.endswith("[4×5]")
+    assert len(name.splitlines()) == 1
     assert [config["config_name"] for config in parsed.data.configs] == [
         "latents",
         "decoder",
@@ -177,6 +180,23 @@ def assert_harmless(farzi: FarziData, metrics, recipe, plots) -> None:
     elements = set(structure(card))
     assert {element for element in elements if "<" in element} <= {"<code>", "</code>", *FOLDED}
     assert "link_open" not in elements
+
+
+def test_a_card_and_its_page_say_what_was_distilled_and_how():
+    known = {"dataset": "my notes", "licence": "cc-by-4.0", "language": "de"}
+    made = {"split": "10 % by hash; seed 3", "commit": "abc1234", "farzi_hf": "1.0"}
+    card = card_of(tiny(), {**known, **made})
+    header = DatasetCard(card).data
+    assert header.pretty_name == "Farzi data of my notes [4×5]"
+    assert header.license == "cc-by-4.0"
+    assert header.language == "de"
+    top = body(card).split("## ")[0]
+    assert "Held out: 10 % by hash; seed 3." in top
+    assert "commit abc1234" in top
+    unknown = DatasetCard(card_of(tiny())).data
+    assert unknown.pretty_name == "Farzi data [4×5]"
+    assert unknown.license == "unknown"
+    assert unknown.language is None
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -1,0 +1,58 @@
+"""Quality over seconds: rows of students and of all data, each made once, and ways to train on all
+data that are chosen anew for each number of seconds.
+"""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+from test_carried_recipe import summary as carried_summary
+
+pytest.importorskip("matplotlib")
+import seconds
+
+from farzi_hf.report.full_data import WAYS, FullData, Tried
+
+summary = carried_summary
+
+
+def test_rows_of_students_and_of_all_data_are_made_once(summary, tmp_path, monkeypatch):
+    tried = []
+
+    def judged(full: FullData, way, allowed: float) -> Tried:
+        """The third way is the best one in a short time, and the first one in a longer time."""
+        tried.append((allowed, way))
+        best = WAYS[2] if allowed < 0.03 else WAYS[0]
+        return Tried(way, abs(best.rate - way.rate), 0.01)
+
+    monkeypatch.setattr(FullData, "tried", judged)
+    monkeypatch.setattr(seconds, "WAYS", WAYS[:3])
+    card = tmp_path / "card"
+    argv = [str(summary), "--student", "GPT-2 32", "--card_dir", str(card), "--steps", "2"]
+    argv += ["--random_steps", "3", "--seconds", "0.02", "0.04"]
+    argv += ["--num_students", "2", "--num_real", "1"]
+    seconds.main(argv)
+    assert [way for allowed, way in tried if allowed == 0.02] == list(WAYS[:3])
+    assert [way for allowed, way in tried if allowed == 0.04] == [WAYS[2], WAYS[0]]
+    with (card / "gpt_2_32" / "table.csv").open(encoding="utf-8") as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    names = list(rows)
+    assert names[-2:] == ["full data, 0.02 s", "full data, 0.04 s"]
+    assert rows["full data, 0.02 s"]["way"] == str(WAYS[2])
+    assert rows["full data, 0.04 s"]["way"] == str(WAYS[0])
+    for name, students in (("warm start, T = 2", "2"), ("random start, T = 3", "2")):
+        [method] = [each for each in names if each.endswith(name)]
+        assert rows[method]["students"] == students
+        assert float(rows[method]["seconds"]) > 0
+    assert (card / "gpt_2_32" / "seconds.png").is_file()
+    table = (card / "gpt_2_32" / "table.md").read_text(encoding="utf-8")
+    assert " % (" in table
+
+    def fails(*args: object) -> None:
+        raise AssertionError("it trains again")
+
+    monkeypatch.setattr(seconds.Comparison, "trained", fails)
+    monkeypatch.setattr(FullData, "tried", fails)
+    seconds.main(argv)
+    assert (card / "gpt_2_32" / "table.md").read_text(encoding="utf-8") == table
