@@ -39,7 +39,7 @@ from farzi_hf.report.trials import CountingWins, Suggestion
 from farzi_hf.report.verdict import Verdict, first_rows
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import INPUTS, LABELS
-from farzi_hf.tasks import Row
+from farzi_hf.tasks import ResultRow
 
 RESULTS, START = "results.json", "start.json"
 FIGURES = ("distillation", "comparison", "tokens")
@@ -358,7 +358,7 @@ class Distillation:
 def draw(
     c: Comparison,
     history: Sequence[Mapping[str, Any]],
-    rows: Sequence[Row],
+    rows: Sequence[ResultRow],
     folder: Path,
     whole: bool = True,
     show_rows: bool = False,

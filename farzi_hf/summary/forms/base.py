@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Tensors = Mapping[str, Tensor]
 """The tensors of a summary, by name."""
 
-Row = Mapping[str, Any]
+TrainerRow = Mapping[str, Any]
 """A row for a Trainer, by column."""
 
 Position = dict[str, Any]
@@ -462,11 +462,11 @@ class Labels(Form):
         """
 
     @abstractmethod
-    def knows(self, row: Row) -> bool:
+    def knows(self, row: TrainerRow) -> bool:
         """Whether the labels of a row are those of `column`."""
 
     @abstractmethod
-    def collated(self, rows: Sequence[Row], read: Tensor, shared: Tensors) -> Tensor:
+    def collated(self, rows: Sequence[TrainerRow], read: Tensor, shared: Tensors) -> Tensor:
         """(b, n + 1, V) probabilities of a batch of rows that `knows` knows, in which
         `labels[:, j + 1]` is what position j predicts.
 

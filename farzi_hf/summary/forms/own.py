@@ -20,9 +20,9 @@ from farzi_hf.summary.forms.base import (
     Likeliest,
     Part,
     Position,
-    Row,
     Table,
     Tensors,
+    TrainerRow,
     normal,
 )
 from farzi_hf.summary.forms.common_inputs import StoredInputs
@@ -121,13 +121,13 @@ class OwnLabels(StoredLabels):
     def column(self, tensors: Tensors, count: int, length: int) -> Tensor:
         return tensors["label_latents"]
 
-    def knows(self, row: Row) -> bool:
+    def knows(self, row: TrainerRow) -> bool:
         """Whether the row has latents (ξ, e)."""
         labels = torch.as_tensor(row.get("labels", ()))
         is_matrix = labels.is_floating_point() and labels.ndim == 2
         return is_matrix and labels.shape[1] == self.config.label_dim
 
-    def collated(self, rows: Sequence[Row], read: Tensor, shared: Tensors) -> Tensor:
+    def collated(self, rows: Sequence[TrainerRow], read: Tensor, shared: Tensors) -> Tensor:
         """(b, ξ + 1, V). Nobody reads `labels[:, 0]`."""
         decoder = shared["label_decoder"]
         latents = torch.stack([torch.as_tensor(row["labels"]) for row in rows]).to(decoder.dtype)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from farzi_hf.summary.endless import EndlessRows
-from farzi_hf.summary.forms.base import Inputs, Labels, Position, Row, Tensors
+from farzi_hf.summary.forms.base import Inputs, Labels, Position, Tensors, TrainerRow
 from farzi_hf.summary.soft_tokens import SoftTokens
 
 
@@ -75,7 +75,7 @@ class Forms:
         """The tensors that all rows share, for a collator: copies on the CPU."""
         return {**self.inputs.shared(tensors), **self.labels.shared(tensors)}
 
-    def knows(self, values: Tensor, row: Row) -> bool:
+    def knows(self, values: Tensor, row: TrainerRow) -> bool:
         """Whether this is a row of the summary, with `values` for its `input_ids`. Others are rows
         of ids to evaluate on.
         """

@@ -15,9 +15,9 @@ from farzi_hf.summary.forms.base import (
     Likeliest,
     Part,
     Position,
-    Row,
     Table,
     Tensors,
+    TrainerRow,
 )
 from farzi_hf.summary.forms.common_labels import (
     BY_OUTER_STEPS,
@@ -95,11 +95,11 @@ class RealLabels(StoredLabels):
     def column(self, tensors: Tensors, count: int, length: int) -> None:
         return None
 
-    def knows(self, row: Row) -> bool:
+    def knows(self, row: TrainerRow) -> bool:
         """Whether the row has a weight."""
         return WEIGHT in row
 
-    def collated(self, rows: Sequence[Row], read: Tensor, shared: Tensors) -> Tensor:
+    def collated(self, rows: Sequence[TrainerRow], read: Tensor, shared: Tensors) -> Tensor:
         """(b, L, V): each label as a distribution, times the weight of its row; zeros where a row
         predicts nothing.
         """

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from farzi_hf.data import Vocabulary
-from farzi_hf.summary.forms.base import Inputs, Likeliest, Part, Position, Row, Table, Tensors
+from farzi_hf.summary.forms.base import (
+    Inputs,
+    Likeliest,
+    Part,
+    Position,
+    Table,
+    Tensors,
+    TrainerRow,
+)
 from farzi_hf.summary.forms.common_labels import (
     BY_OUTER_STEPS,
     POSITIONS,
@@ -61,11 +69,11 @@ class SharedLabels(StoredLabels):
     def column(self, tensors: Tensors, count: int, length: int) -> None:
         return None
 
-    def knows(self, row: Row) -> bool:
+    def knows(self, row: TrainerRow) -> bool:
         """Whatever the labels: the inputs tell."""
         return True
 
-    def collated(self, rows: Sequence[Row], read: Tensor, shared: Tensors) -> Tensor:
+    def collated(self, rows: Sequence[TrainerRow], read: Tensor, shared: Tensors) -> Tensor:
         """The inputs (b, ξ, V)."""
         return read
 

@@ -25,9 +25,9 @@ from farzi_hf.summary.forms.base import (
     Likeliest,
     Part,
     Position,
-    Row,
     Table,
     Tensors,
+    TrainerRow,
 )
 from farzi_hf.summary.forms.common_inputs import IdInputs
 from farzi_hf.summary.forms.common_labels import (
@@ -185,12 +185,12 @@ class TeacherLabels(Labels):
         """Labels without numbers, (count, ξ, 0): the sign that the teacher labels the rows."""
         return torch.empty(count, length, 0)
 
-    def knows(self, row: Row) -> bool:
+    def knows(self, row: TrainerRow) -> bool:
         labels = torch.as_tensor(row.get("labels", ()))
         is_matrix = labels.is_floating_point() and labels.ndim == 2
         return is_matrix and labels.shape[1] == 0
 
-    def collated(self, rows: Sequence[Row], read: Tensor, shared: Tensors) -> Tensor:
+    def collated(self, rows: Sequence[TrainerRow], read: Tensor, shared: Tensors) -> Tensor:
         """(b, ξ + 1, V). Nobody reads `labels[:, 0]`."""
         labels = self.teacher.labels(self.teacher.tensors, read).probabilities()
         return F.pad(labels, (0, 0, 1, 0))
