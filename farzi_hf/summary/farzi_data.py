@@ -343,8 +343,10 @@ class FarziData(nn.Module):
                 such as `seed`.
 
         Raises:
-            ValueError: the model has another vocabulary, or see `training_arguments`.
+            ValueError: the rows are text (see `summary.forms`), the model has another vocabulary,
+                or see `training_arguments`.
         """
+        self.forms.inputs.check_ready()
         entries = vocabulary_size(model)
         if entries != self.config.vocab_size:
             raise ValueError(

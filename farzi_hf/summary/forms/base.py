@@ -278,6 +278,10 @@ class Inputs(Form):
     # -- the stock Trainer -------------------------------------------------------------------------
 
     @abstractmethod
+    def check_ready(self) -> None:
+        """Raises ValueError if a student cannot train on the rows of `dataset` as they are."""
+
+    @abstractmethod
     def dataset(
         self, tensors: Tensors, labels: Labels, num_rows: int | None, seed: int | None
     ) -> Dataset | RowsDataset:

@@ -50,6 +50,9 @@ class SequenceInputs(Inputs):
     probability.
     """
 
+    def check_ready(self) -> None:
+        """Nothing: the collator makes a batch of them."""
+
     def text(self, sequence: Sequence[Position], vocabulary: Vocabulary) -> str:
         """The likeliest tokens."""
         return vocabulary.text([position["tokens"][0] for position in sequence])

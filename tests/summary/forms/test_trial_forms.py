@@ -455,6 +455,9 @@ class TextInputs(Inputs):
     def looked_up(self, tensors):
         return None
 
+    def check_ready(self):
+        raise ValueError("rows of text are no batch; tokenize them")
+
     def dataset(self, tensors, labels, num_rows, seed):
         return Dataset.from_dict({"text": TEXTS, "weight": tensors["weights"].tolist()})
 
