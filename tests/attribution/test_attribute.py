@@ -4,6 +4,7 @@ single rows do.
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
@@ -13,6 +14,7 @@ from peft import LoraConfig, get_peft_model
 from process_jobs import attributed
 from tiny_models import V, arguments, config_of, tiny_model
 from torch import Tensor
+from tqdm import tqdm
 from trainer_runs import run
 from transformers import AutoModelForCausalLM, Trainer
 
@@ -97,6 +99,23 @@ CHANGES = [
         "lr_scheduler_type": "constant_with_warmup",
     },
 ]
+
+
+@pytest.mark.parametrize("adjoint", [None, GradientGraphs(), Tape(), Reversible()], ids=str)
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_the_bar_counts_to_its_end(tmp_path, monkeypatch, adjoint, accumulated):
+    """Graphs that are kept need no gradient on the way back: the bar ended early."""
+    bars = []
+
+    class Bar(tqdm):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **{**kwargs, "disable": False, "file": io.StringIO()})
+            bars.append(self)
+
+    monkeypatch.setattr(scoring, "tqdm", Bar)
+    short = {"num_train_epochs": 1, "gradient_accumulation_steps": accumulated}
+    attribute(trainer(tmp_path, **short), rows(2, seed=1), adjoint=adjoint)
+    assert [bar.n for bar in bars] == [bar.total for bar in bars]
 
 
 @PEFT
