@@ -185,14 +185,19 @@ def outlined_learner(
     return AutoConfig.for_model(**settings), built
 
 
+@lru_cache(maxsize=16)
+def _own_fields(kind: type[PreTrainedConfig]) -> frozenset[str]:
+    """The names of the fields of an architecture that not all have."""
+    return frozenset(field.name for field in fields(kind)) - _FIELDS_OF_ALL
+
+
 def _is_plain(kind: type[PreTrainedConfig], name: str, value: Any) -> bool:
     """Whether this is a field of that architecture, or a number, with a value that holds no config
     and names no code.
     """
     if name.startswith("rope_"):
         return True
-    own_fields = {field.name for field in fields(kind)} - _FIELDS_OF_ALL
-    if name in own_fields or name in kind.attribute_map or name == "dtype":
+    if name in _own_fields(kind) or name in kind.attribute_map or name == "dtype":
         holds_config = any(isinstance(part, Mapping) for part in _leaves(value))
         return not holds_config
     return not hasattr(PreTrainedConfig, name) and isinstance(value, int | float)
