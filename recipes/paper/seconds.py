@@ -7,9 +7,9 @@ seconds.
 The summaries carry their teachers. They are of the same data set, each of another split of it, and
 the rows are those of all splits together. For every number of seconds the way to train on all data
 is chosen by trials on the validation part of the first split: all ways for the shortest training,
-and for each longer one the two that were the best before, with and without dropout where the student
-has any (our recommenders). Students of a summary have its own settings, but for their number of
-steps.
+and for each longer one the best one before, with its rate and half of it, with and without dropout
+where the student has any (our recommenders). Students of a summary have its own settings, but for
+their number of steps.
 
 Whatever was measured is kept in the folder of the card, and a later start does not repeat it.
 Seconds are those of the clock, so give the program a core of its own.
@@ -83,8 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ways = splits[0].best_ways(ways, seconds)
         for split in splits:
             rows.add(split.on_all_data(ways[0], seconds, args.num_real))
-        ways = [replace(way, dropout=drops) for way in ways[:2] for drops in (False, True)]
-        ways = list(dict.fromkeys(ways))
+        ways = for_longer(ways[0])
     table = rows.table()
     words = f"{data[0].description}, {args.student or 'the learner of the recipe'}"
     text = "\n".join([f"# {words}", "", markdown([task.readable(row) for row in table]), ""])
@@ -198,6 +197,14 @@ class Split:
 START_NAMES = {"teacher": "warm", "random": "random"}
 
 
+def for_longer(way: RealTraining) -> list[RealTraining]:
+    """The ways to try for a longer training, after this one was the best: more steps want smaller
+    ones, and dropout.
+    """
+    rates = (way.rate, way.rate / 2)
+    return [replace(way, rate=rate, dropout=drops) for rate in rates for drops in (False, True)]
+
+
 # -- rows ------------------------------------------------------------------------------------------
 
 
@@ -241,14 +248,13 @@ class Rows:
             if method == best or parts[0].steps is None:
                 continue
             share, (low, high) = self.task.ratio(self._students(method), theirs)
+            seconds = [self.row(each)["seconds"] for each in (method, best)]
             lines.append(
-                f"- {method}: {100 * share:.1f} % ({100 * low:.1f}–{100 * high:.1f}) of {best}"
-                f" ({self.task.ratio_label}), in 1/{self._seconds(best, method):.1f} of its seconds"
+                f"- {method}, {seconds[0]:,.1f} s: {100 * share:.1f} %"
+                f" ({100 * low:.1f}–{100 * high:.1f}) of {best} ({self.task.ratio_label}),"
+                f" which took {seconds[1]:,.1f} s"
             )
         return lines
-
-    def _seconds(self, of: str, by: str) -> float:
-        return self.row(of)["seconds"] / self.row(by)["seconds"]
 
     def _students(self, method: str) -> list[list[np.ndarray]]:
         return [part.students for part in self.of_method[method]]
