@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from datasets import DatasetDict
@@ -190,3 +193,24 @@ def small_text() -> DatasetDict:
 @cache
 def small_interactions() -> Interactions:
     return load_sample_interactions(USERS)
+
+
+class Finished(NamedTuple):
+    """A run that is over: its folder, and what it printed to stdout and to stderr."""
+
+    output: Path
+    printed: str
+    shown: str
+
+
+def finished(main, argv: list[str], output: Path) -> Finished:
+    """Runs a recipe on small data."""
+    printed, shown = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(shown),
+    ):
+        use_small_data(patch)
+        main([*argv, "--output_dir", str(output)])
+    return Finished(output, printed.getvalue(), shown.getvalue())
