@@ -28,8 +28,9 @@ CARDS = {
 }
 SEARCH = {
     "model_cards": {"exclude": True},
-    "recipes": {"boost": 0.2},
+    "recipes": {"exclude": True},
     "CHANGELOG.md": {"boost": 0.2},
+    "reference": {"boost": 0.1},
 }
 """How the search treats a folder or page: what explains comes before what records."""
 

@@ -59,7 +59,7 @@ def words_of(text: str) -> list[str]:
 
 def texts_of(name: str, content: bytes) -> Iterator[str]:
     """Everything that a file says, read in each way that somebody could: as it stands, down the
-    columns of its tables, and as the page shows it. ValueError if it is no text, and nothing that
+    columns of its tables, and as the page shows it. ValueError if it is not text, and nothing that
     holds texts.
     """
     ending = Path(name).suffix.lower()

@@ -365,7 +365,7 @@ def _check_schedule(schedule: LRScheduler) -> None:
     is_one = is_function and all(each is schedule.lr_lambdas[0] for each in schedule.lr_lambdas)
     _refuse(
         not is_one,
-        f"its {type(schedule).__name__} is no function of the step, one for all parameters; set"
+        f"its {type(schedule).__name__} is not a function of the step, one for all parameters; set"
         " another lr_scheduler_type",
     )
 

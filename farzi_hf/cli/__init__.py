@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     name = _ALSO.get(name, name)
     if name not in COMMANDS:
-        sys.exit(f"farzi: {name!r} is no command: choose from {', '.join(COMMANDS)}")
+        sys.exit(f"farzi: {name!r} is not a command: choose from {', '.join(COMMANDS)}")
     if {"-h", "--help"} & set(rest):
         if name in FRONT:
             template = SCREENS.with_name("front_door.txt").read_text(encoding="utf-8")

@@ -66,7 +66,7 @@ def parse_arguments(
     if rest:
         options = [f"--{name}" for name in (*known, *more)]
         raise ValueError(
-            f"{rest[0]!r} is no option{did_you_mean(rest[0].partition('=')[0], options)}; see"
+            f"{rest[0]!r} is not an option{did_you_mean(rest[0].partition('=')[0], options)}; see"
             " --help"
         )
     if any(getattr(part, "disable_tqdm", False) for part in parsed):

@@ -6,6 +6,7 @@ and `plots/`. The run's folder gets `table.md` and `table.csv`.
 """
 
 import copy
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -464,7 +465,9 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
             of_split = f", split {seed}" if len(seeds) > 1 else ""
             print(f"\nVerdict{of_split}: {part['verdict']}\n")
     folder = Path(data.run_folder(args.output_dir, seeds[0]), "summary")
-    print(f"Load the summary: FarziData.from_pretrained({str(folder)!r})")
+    shown = shlex.quote(str(folder.parent))
+    print(f"Next: farzi show {shown}, farzi train {shown}")
+    print(f"In Python: FarziData.from_pretrained({str(folder)!r})")
 
 
 def command(argv: Sequence[str]) -> None:

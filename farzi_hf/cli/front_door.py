@@ -224,4 +224,4 @@ def _bytes(text: str) -> int:
     try:
         return int(float(parts[1].replace(",", "")) * _UNITS[parts[2].lower()])
     except (TypeError, ValueError, KeyError):
-        raise ValueError(f"--bytes {text!r} is no size: write 200kB or 1.5MB") from None
+        raise ValueError(f"--bytes {text!r} is not a size: write 200kB or 1.5MB") from None

@@ -124,7 +124,7 @@ def run(main: Callable[[], None], name: str | None = None) -> None:
         end(script, error, remedy)
     except KeyboardInterrupt:
         print(
-            f"{script}: interrupted; start it again to go on from the last saved state",
+            f"{script}: interrupted; start it again to continue from the last saved state",
             file=sys.stderr,
         )
         sys.exit(128 + signal.SIGINT)

@@ -248,7 +248,7 @@ def stored(path: Path, settings: Mapping[str, Any]) -> Any | None:
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{str(path)!r} is no recipe's: choose another folder, or move it away ({error!r})"
+            f"{str(path)!r} is not a recipe's: choose another folder, or move it away ({error!r})"
         ) from None
     before, now = (
         {k: v for k, v in as_written(x).items() if k not in without} for x in (before, settings)

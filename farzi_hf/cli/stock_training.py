@@ -203,7 +203,7 @@ def model_of(name: str, rank: int | None) -> PreTrainedModel:
     except Exception as error:  # each architecture fails in its own way
         what = terminal_text(f"{type(error).__name__}: {' '.join(str(error).split())}", 500)
         raise ValueError(
-            f"{name!r} is no causal language model within reach ({what}); name another folder or"
+            f"{name!r} is not a causal language model within reach ({what}); name another folder or"
             " repository"
         ) from error
     if dropped:

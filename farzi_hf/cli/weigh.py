@@ -145,7 +145,7 @@ def _share(text: str) -> float:
             return int(share) if share == 1 else share
         number = float(text)
     except ValueError:
-        raise ValueError(f"--keep {text!r} is no number; give 500, 0.1 or 10%") from None
+        raise ValueError(f"--keep {text!r} is not a number; give 500, 0.1 or 10%") from None
     return int(number) if number.is_integer() else number
 
 

@@ -16,7 +16,7 @@ def check_size(name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> 
     """`value` as an int.
 
     Raises:
-        ValueError: it is no integer from `least` to `most`.
+        ValueError: it is not an integer from `least` to `most`.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r:.200}")

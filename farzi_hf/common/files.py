@@ -66,7 +66,7 @@ def find_file(root: Path, name: str) -> Path | None:
         )
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         raise ValueError(
-            f"{path} is no plain file; a hard link may be a private one: put a copy there, or"
+            f"{path} is not a plain file; a hard link may be a private one: put a copy there, or"
             " remove it"
         )
     return path
@@ -146,7 +146,7 @@ def opened_plain(path: Path, most: int | None = None, follow: bool = False) -> I
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError(f"{path} is no plain file; put the file there, or remove it")
+            raise ValueError(f"{path} is not a plain file; put the file there, or remove it")
         if most is not None and status.st_size > most:
             raise ValueError(
                 f"{path} is larger than the {most:,} bytes that are read; remove or shrink it"

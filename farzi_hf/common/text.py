@@ -65,7 +65,9 @@ class _PlainLoader(yaml.SafeLoader):
         mapping = super().construct_mapping(node, deep)
         for key in mapping:
             if not isinstance(key, str):
-                raise _refused(f"the key {key!r:.80} is no text; put it in quotes", node.start_mark)
+                raise _refused(
+                    f"the key {key!r:.80} is not text; put it in quotes", node.start_mark
+                )
         return mapping
 
 
@@ -114,7 +116,7 @@ def parse(content: bytes, path: Path, kind: str = "JSON") -> Any:
         return read_plain(content, kind)
     except ValueError as error:
         raise ValueError(
-            f"{path} is no readable {kind}: {error}; fetch the file again, or mend it"
+            f"{path} is not a readable {kind}: {error}; fetch the file again, or mend it"
         ) from None
 
 
@@ -293,6 +295,11 @@ def number(value: float, digits: int = 4) -> str:
     )
 
 
+def count_of(count: int, noun: str) -> str:
+    """A number of things in words: 1 row, 2 rows, 1,000 rows."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def python_literal(value: Any) -> str:
     """`value`, anything JSON can hold, as Python source in one line and without backticks."""
     source = repr(value).replace("`", "\\x60")  # or a string could end the block of code around it
@@ -346,7 +353,7 @@ def script_json(value: Any) -> str:
     """`value`, without NaN and infinity, as JSON that is safe between `<script>` tags."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     # A closing tag would end the script, the start of a comment would hide it, and half a surrogate
-    # pair is no UTF-8.
+    # pair is not UTF-8.
     return re.sub("[<\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

@@ -8,11 +8,11 @@ NAMES = ("user", "item", "timestamp")
 KNOWN = {
     "user": (
         "user userid uid reviewerid customerid memberid visitorid sessionid accountid clientid"
-        " username"
+        " username customer client buyer"
     ),
     "item": (
         "item itemid iid parentasin asin movieid productid articleid bookid isbn songid trackid"
-        " gameid businessid newsid adid venueid poiid artistid recipeid"
+        " gameid businessid newsid adid venueid poiid artistid recipeid sku skuid product"
     ),
     "timestamp": (
         "timestamp ts unixreviewtime unixtime datetime time date createdat eventtime timestamps"
@@ -71,8 +71,9 @@ def columns_of(names: Sequence[str], source: Any, given: Given = NONE) -> Column
         few = 0 if role in optional else 1
         if not few <= len(chosen[role]) <= 1:
             raise ValueError(
-                f"{source} has columns {_shown(names)}: {missing[role]!r} must be there once; name"
-                " yours with user_column, item_column and time_column"
+                f"{source} has columns {_shown(names)}: {missing[role]!r} must be there"
+                " exactly once; name yours with user_column, item_column and time_column"
+                " (--user_column, --item_column and --time_column on the command line)"
             )
     return Columns(*(next(iter(chosen[role]), None) for role in NAMES))
 

@@ -123,7 +123,7 @@ def find_files(source: str | Path, data_dir: str | Path | None = None) -> Files 
     path = Path(data_dir or "", source).expanduser()
     if path.is_file():
         return Files({"train": [path]})
-    # What exists is no pattern, whatever its name is.
+    # What exists is not a pattern, whatever its name is.
     root = next(folder for folder in (path, *path.parents) if folder.is_dir())
     links, files = _plain_files(root, path)
     is_pattern = root != path
@@ -325,6 +325,6 @@ def _stream_of_hub(source: str | Path, **how: str | None) -> Mapping[str, Iterab
         streams = load_dataset(source, streaming=True, **how)
     except Exception as error:  # each cause has an error of its own, which says what is missing
         raise DataUnavailableError(
-            f"{source!r} is no file, and not on the Hub: {reason(error)}"
+            f"{source!r} is neither a file nor on the Hub: {reason(error)}"
         ) from error
     return {"train": streams} if isinstance(streams, IterableDataset) else streams

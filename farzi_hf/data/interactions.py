@@ -471,5 +471,5 @@ def _read_as(
         except pa.ArrowInvalid as error:
             errors.append(error)
     raise ValueError(
-        f"{source}: column {name!r} is no one kind of time ({reason(errors[0])}): {_FORMS}"
+        f"{source}: column {name!r} is not one kind of time ({reason(errors[0])}): {_FORMS}"
     )

@@ -93,8 +93,8 @@ def layout_of(path: Path, given: Given = NONE) -> Layout:
         given: the names of columns that its header must have.
 
     Raises:
-        UnusableFileError: it is no text.
-        ValueError: it is empty, or its header is no UTF-8.
+        UnusableFileError: it is not text.
+        ValueError: it is empty, or its header is not UTF-8.
     """
     head = _Head(path)
     first = head.starts[0]
@@ -229,7 +229,7 @@ class _Head:
     ) -> Layout:
         names = self._names(place, mark)
         if not names:
-            raise self._unreadable("its first line is no row")
+            raise self._unreadable("its first line is not a row")
         try:
             "".join(names).encode()
         except UnicodeError as error:

@@ -101,7 +101,7 @@ def utf8(path: Path) -> pa.NativeFile:
     """The text of a file as bytes in UTF-8, whatever its encoding and packing are.
 
     Raises:
-        UnusableFileError: here or while it is read: the file is no text.
+        UnusableFileError: here or while it is read: the file is not text.
         OSError: the file is missing, or damaged.
     """
     with unpacked(path) as file:
@@ -133,7 +133,7 @@ class _XzFile(lzma.LZMAFile):
         try:
             return super().read(size)
         except (lzma.LZMAError, EOFError) as error:
-            raise OSError(f"it is no whole .xz file: {error}") from error
+            raise OSError(f"it is not a whole .xz file: {error}") from error
 
 
 # -- what the first bytes say ----------------------------------------------------------------------
@@ -166,7 +166,7 @@ def _share_of_zeros(content: bytes) -> float:
 
 
 def _foreign(name_ends: str, head: bytes, encoding: str) -> Foreign | None:
-    """The kind of a file that is no text; None if it may be a text."""
+    """The kind of a file that is not text; None if it may be a text."""
     by_start = next((kind for kind in FOREIGN if re.match(kind.start, head)), None)
     has_zeros = encoding == "utf-8" and 0 in head
     if by_start is None and not has_zeros:
@@ -185,7 +185,7 @@ def _decoder(path: Path, encoding: str) -> Callable[[pa.Buffer], bytes]:
             content = decoder.decode(content, final=not content).encode()
         if 0 in content:
             raise UnusableFileError(
-                f"{path} is no text, because it holds NUL bytes: give a text file, in UTF-8 best"
+                f"{path} is not text, because it holds NUL bytes: give a text file, in UTF-8 best"
             )
         return content
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
-from farzi_hf.common.text import reason, terminal_text
+from farzi_hf.common.text import count_of, reason, terminal_text
 from farzi_hf.data.chat_template import ChatTemplate
 from farzi_hf.data.columns import hold_interactions
 from farzi_hf.data.files import (
@@ -52,7 +52,10 @@ _ROWS_AT_ONCE = 1000
 _LEARNT_BYTES = 16 << 20  # of the text, of which a tokenizer is learnt
 _MOST_ENTRIES = 4996  # of a tokenizer that is made, beside 4 special tokens: a step's time grows
 _WORDS_OF_SENTENCES = 4  # that a row has on average, if a column holds sentences
-_OPTIONS = "name yours with text_column, or those of interactions with user_column and item_column"
+_OPTIONS = (
+    "name yours with text_column, or those of interactions with user_column and item_column"
+    " (--text_column, --user_column and --item_column on the command line)"
+)
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _NO_WORDS = re.compile(r"[\d\s.,:+-]*")  # numbers, dates and times
 
@@ -235,7 +238,8 @@ def load_text(
     data.column = column
     data.split = f"{splits.origin} ({' / '.join(f'{size:,}' for size in sizes)})"
     if splits.duplicates:
-        data.split += f", {splits.duplicates:,} duplicates left out of validation and test"
+        count = count_of(splits.duplicates, "duplicate")
+        data.split += f", {count} left out of validation and test"
     data.description = (
         f"{sum(sizes):,} rows of text, {reading.where}; {data.split}; {len(tokenizer):,} tokens"
     )

@@ -119,7 +119,7 @@ def _read_parquet(path: Path, given: Given) -> pa.Table:
         chosen = columns_of(file.schema_arrow.names, path, given)
         table = file.read(columns=[name for name in chosen if name])
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is no whole Parquet file ({reason(error)})") from None
+        raise ValueError(f"{path} is not a whole Parquet file ({reason(error)})") from None
     return interactions_of(table, path, given)
 
 
@@ -129,7 +129,7 @@ def _read_typed(read: Callable[[Path], pa.Table]) -> Reader:
     def reader(path: Path, given: Given) -> pa.Table:
         try:
             table = read(path)
-            _ = table.column_names  # raises where a name is no UTF-8
+            _ = table.column_names  # raises where a name is not UTF-8
         except UnusableFileError:
             raise
         except _DAMAGED as error:

@@ -114,7 +114,7 @@ def check_seed(seed: int, name: str = "seed", bits: int = BITS) -> int:
     """The seed as an `int`. An error calls it `name`.
 
     Raises:
-        ValueError: it is no integer, negative, or has more than `bits` bits.
+        ValueError: it is not an integer, negative, or has more than `bits` bits.
     """
     try:
         number = operator.index(seed)

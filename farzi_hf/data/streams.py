@@ -54,7 +54,7 @@ class RowStream(torch.utils.data.IterableDataset):
         self._first: list[int] | None = None
         try:
             self._first = self.head(rows=1)[0]["input_ids"]
-        except (AttributeError, TypeError) as error:  # of datasets, of rows that are no mappings
+        except (AttributeError, TypeError) as error:  # of datasets, of rows that are not mappings
             raise ValueError(
                 f'dataset is a stream of rows other than {{"input_ids": [5, 7]}} ({error})'
             ) from error

@@ -36,7 +36,7 @@ def read_text_table(path: Path, given: Given = NONE) -> pa.Table:
     where all are. Empty lines are skipped.
 
     Raises:
-        UnusableFileError: the file is no text.
+        UnusableFileError: the file is not text.
         ValueError: a column is missing, or a line has more or fewer cells than the others.
     """
     layout = layout_of(path, given)
@@ -119,7 +119,7 @@ def _read(
     )
     try:
         table = csv.read_csv(layout.open(path), reading, parsing, converting)
-        _ = table.column_names  # raises where a name is no UTF-8
+        _ = table.column_names  # raises where a name is not UTF-8
     except (pa.ArrowInvalid, UnicodeDecodeError, OSError) as error:
         due = f"lines of {','.join(names)}" if names else "a header and lines as long as it"
         raise ValueError(

@@ -135,7 +135,7 @@ def load_tokenizer(name: str | Path) -> Any:
         if not named:
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # each cause has an error of its own
-        what = "is no folder and no repository with a tokenizer"
+        what = "is neither a folder nor a repository with a tokenizer"
         raise DataUnavailableError(f"tokenizer={str(name)!r} {what}: {reason(error)}") from error
     if named:
         raise ValueError(

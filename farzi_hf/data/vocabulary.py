@@ -187,7 +187,7 @@ def item_names(content: bytes, path: Path, most: int) -> list[str]:
     names = parse(content, path)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(
-            f"{path} is no list of strings, the names of the items; fetch the file again, or"
+            f"{path} is not a list of strings, the names of the items; fetch the file again, or"
             " mend it"
         )
     return names

@@ -355,7 +355,7 @@ class PretrainedStarts:
     def __post_init__(self) -> None:
         if not 0 <= self.fresh <= 1:
             raise ValueError(
-                f"fresh_start_fraction={self.fresh} is no share; give a number from 0 to 1"
+                f"fresh_start_fraction={self.fresh} is not a share; give a number from 0 to 1"
             )
 
     def __call__(

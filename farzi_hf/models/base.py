@@ -69,7 +69,7 @@ def check_fields(settings: Mapping[str, Any], name: str, **sizes: int) -> None:
             out.
 
     Raises:
-        ValueError: the type is unknown, a setting is no field of its config, or a size differs.
+        ValueError: the type is unknown, a setting is not a field of its config, or a size differs.
     """
     kind = settings.get("model_type")
     if kind not in CONFIG_MAPPING:

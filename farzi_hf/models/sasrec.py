@@ -12,7 +12,7 @@ class SASRecConfig(NextItemConfig):
     """Size of a `SASRecForNextItem`. It has the arguments of `NextItemConfig` and one more.
 
     Raises:
-        ValueError: hidden_size is no multiple of num_attention_heads.
+        ValueError: hidden_size is not a multiple of num_attention_heads.
     """
 
     model_type = "sasrec"

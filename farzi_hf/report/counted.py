@@ -171,7 +171,7 @@ class Counts:
 
         Raises:
             FileNotFoundError: there is neither a folder nor a repository, or a file is missing.
-            ValueError: it is no counted model, a file is damaged or a link, or the vocabulary is
+            ValueError: it is not a counted model, a file is damaged or a link, or the vocabulary is
                 another one than was counted.
         """
         return read_artefact(fetch_artefact(folder_or_repo, revision, token, cache_dir), _loaded)

@@ -352,7 +352,7 @@ def _model(name: str, value: Any) -> dict[str, Any]:
     """The arguments of `AutoConfig.for_model`."""
     value = from_json(name, value)
     if not isinstance(value, Mapping):
-        raise ValueError(f"{name}={value!r} is no mapping: write fields with their values")
+        raise ValueError(f"{name}={value!r} is not a mapping: write fields with their values")
     if "model_type" not in value:
         raise ValueError(
             f"{name}={dict(value)} has no model_type: name an architecture, for instance gpt2"

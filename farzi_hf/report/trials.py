@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from farzi_hf.common.text import count_of
 from farzi_hf.distillation import FarziConfig
 from farzi_hf.report.comparison import Comparison, Measured
 from farzi_hf.report.full_data import LONG
@@ -188,4 +189,6 @@ def words_of(learner: Mapping[str, Any]) -> str:
     layers = learner.get("n_layer", learner.get("num_hidden_layers", 1))
     dropout = next((learner[name] for name in ("dropout", "resid_pdrop") if learner.get(name)), 0)
     drops = f", dropout {dropout}" if dropout else ""
-    return f"{learner['model_type']} of width {width_of(learner)}, {layers} layers{drops}"
+    return (
+        f"{learner['model_type']} of width {width_of(learner)}, {count_of(layers, 'layer')}{drops}"
+    )

@@ -202,7 +202,7 @@ class FarziDataConfig(PreTrainedConfig):
     @classmethod
     def from_json(cls, content: bytes, path: Path) -> FarziDataConfig:
         """The config in `content`, which was read from the untrusted file `path`. Raises ValueError
-        if the file is no config of a summary.
+        if the file is not a config of a summary.
         """
         values = parse_mapping(content, path)
         if values.get("model_type", cls.model_type) != cls.model_type:
@@ -225,7 +225,7 @@ class FarziDataConfig(PreTrainedConfig):
             return config
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{path} is no config of a summary: {error}; fetch the file again, or mend it"
+                f"{path} is not a config of a summary: {error}; fetch the file again, or mend it"
             ) from None
 
 
@@ -262,7 +262,7 @@ def _as_json(name: str, value: Mapping[str, Any] | None) -> dict[str, Any] | Non
         return None
     try:
         if not isinstance(value, Mapping):
-            raise TypeError(f"a {type(value).__name__} is no mapping of names to values")
+            raise TypeError(f"a {type(value).__name__} is not a mapping of names to values")
         return json.loads(json.dumps(dict(value), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(

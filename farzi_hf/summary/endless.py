@@ -232,7 +232,7 @@ class RowsDataset(torch.utils.data.IterableDataset):
     ) -> None:
         if num_rows is not None and num_rows < 1:
             raise ValueError(
-                f"num_rows={num_rows!r} is no length of an epoch; give at least 1, or None"
+                f"num_rows={num_rows!r} is not a length of an epoch; give at least 1, or None"
             )
         self.source = source
         self.num_rows = num_rows

@@ -263,7 +263,7 @@ class _Run:
 
     Attributes:
         embedded: what the embedding has returned.
-        first: what the first module after it has got; None where that is no product of it.
+        first: what the first module after it has got; None where that is not a product of it.
         last_norm: the norm whose output the head has read; None without one.
     """
 
@@ -347,7 +347,7 @@ class _Run:
 
 
 def _multiple(x: Tensor, of: Tensor) -> float:
-    """c, where x = c · of up to rounding; 1 where x is no multiple."""
+    """c, where x = c · of up to rounding; 1 where x is not a multiple."""
     x = x.detach().double().flatten()
     of = of.detach().double().flatten()
     square = float(of @ of)

@@ -77,7 +77,7 @@ class TeacherStart(StudentStart):
             )
         if is_same_model(teacher, model):
             _say_once(
-                "The student is of the teacher's own kind, width and depth: this is the teacher;"
+                "The student has the teacher's kind, width and depth, so it begins as the teacher;"
                 " `farzi export --teacher` writes it without a training."
             )
         try:

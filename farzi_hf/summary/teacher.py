@@ -41,7 +41,7 @@ _SCORES = 2**32
 _STATES = 10**5
 """The most positions that it takes, of all layers together."""
 _BUFFERS = 2**25
-"""The most numbers of a teacher that are no parameters, and so in no file."""
+"""The most numbers of a teacher that are not parameters, and so in no file."""
 _HEADS = re.compile(r"heads$|n_head$")
 """The names of fields that say how many heads a model has."""
 _LAYERS = re.compile(r"layers$|n_layer$")

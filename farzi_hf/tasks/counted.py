@@ -159,7 +159,7 @@ def decoded(content: bytes, count: int, name: str) -> np.ndarray:
     """
     size = content[0] if content else 0
     if size not in {kind().itemsize for kind in _INTEGERS}:
-        raise ValueError(f"{name} is no list of counts; fetch the file again")
+        raise ValueError(f"{name} is not a list of counts; fetch the file again")
     coder = zlib.decompressobj()
     try:
         planes = coder.decompress(content[1:], count * size + 1)
@@ -172,5 +172,5 @@ def decoded(content: bytes, count: int, name: str) -> np.ndarray:
     integers = np.frombuffer(planes, np.uint8).reshape(size, count).T
     counts = np.ascontiguousarray(integers).view(f"<u{size}").reshape(count)
     if size == 8 and count and counts.max() > np.iinfo(np.int64).max:
-        raise ValueError(f"{name} holds counts that are no counts; fetch the file again")
+        raise ValueError(f"{name} holds counts that are not counts; fetch the file again")
     return counts.astype(np.int64)

@@ -341,7 +341,7 @@ class SequenceRules(CountedModel):
         for name, most in (("decay", 1.0), ("power", 4.0)):
             value = settings.get(name)
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(f"{name}={value!r:.80} is no number")
+                raise ValueError(f"{name}={value!r:.80} is not a number")
             if not 0 <= value <= most:
                 raise ValueError(f"{name}={value!r:.80} is not between 0 and {most}")
         return {

@@ -449,7 +449,9 @@ class KneserNey(CountedModel):
         vocab_size = check_size("vocab_size", settings.get("vocab_size"))
         ngrams = settings.get("ngrams")
         if not isinstance(ngrams, list) or len(ngrams) >= _MOST_ORDERS:
-            raise ValueError(f"ngrams={ngrams!r:.200} is no list of at most {_MOST_ORDERS} numbers")
+            raise ValueError(
+                f"ngrams={ngrams!r:.200} is not a list of at most {_MOST_ORDERS} numbers"
+            )
         sizes = {"counts_1": vocab_size}
         shorter = vocab_size
         for n, number in enumerate(ngrams, 2):
@@ -475,7 +477,7 @@ class KneserNey(CountedModel):
                 keys, suffixes = _keys_of(n, tokens, followers, levels, vocab_size)
             least = 0 if n == 1 else 1
             if counts.min() < least or not 0 < counts.sum(dtype=float) < 2**53:
-                raise ValueError(f"counts_{n} holds numbers that are no counts; fetch it again")
+                raise ValueError(f"counts_{n} holds numbers that are not counts; fetch it again")
             levels.append(NGrams.smoothed(keys, counts, suffixes, shorter, vocab_size))
             shorter = levels[-1].probabilities
         return cls(vocab_size, levels)

@@ -536,7 +536,9 @@ class LanguageModeling(Task):
         return math.log(self.metrics(statistics)["perplexity"])
 
     def headline(self, row: ResultRow) -> str:
-        return f"perplexity {row['perplexity']:,.1f}"
+        perplexity = row["perplexity"]
+        digits = 1 if perplexity >= 10 else 2
+        return f"perplexity {perplexity:,.{digits}f}"
 
     def readable(self, row: ResultRow) -> dict[str, str]:
         def number(value: float, size: float) -> str:

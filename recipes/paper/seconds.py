@@ -8,8 +8,8 @@ The summaries carry their teachers. They are of the same data set, each of anoth
 the rows are those of all splits together. For every number of seconds the way to train on all data
 is chosen by trials on the validation part of the first split: all ways for the shortest training,
 and for each longer one the best one before, with its rate and half of it, with and without dropout
-where the student has any (our recommenders). Students of a summary have its own settings, but for
-their number of steps.
+where the student has any (our recommenders), and the best one of the other optimizer. Students of a
+summary have its own settings, but for their number of steps.
 
 Whatever was measured is kept in the folder of the card, and a later start does not repeat it.
 Seconds are those of the clock, so give the program a core of its own.
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ways = splits[0].best_ways(ways, seconds)
         for split in splits:
             rows.add(split.on_all_data(ways[0], seconds, args.num_real))
-        ways = for_longer(ways[0])
+        ways = for_longer(ways)
     table = rows.table()
     words = f"{data[0].description}, {args.student or 'the learner of the recipe'}"
     text = "\n".join([f"# {words}", "", markdown([task.readable(row) for row in table]), ""])
@@ -197,12 +197,15 @@ class Split:
 START_NAMES = {"teacher": "warm", "random": "random"}
 
 
-def for_longer(way: RealTraining) -> list[RealTraining]:
-    """The ways to try for a longer training, after this one was the best: more steps want smaller
-    ones, and dropout.
+def for_longer(ways: Sequence[RealTraining]) -> list[RealTraining]:
+    """The ways to try for a longer training, after these were tried, the best first: more steps
+    want smaller ones, dropout, and maybe the other optimizer.
     """
-    rates = (way.rate, way.rate / 2)
-    return [replace(way, rate=rate, dropout=drops) for rate in rates for drops in (False, True)]
+    best = ways[0]
+    rates = (best.rate, best.rate / 2)
+    found = [replace(best, rate=rate, dropout=drops) for rate in rates for drops in (False, True)]
+    others = [way for way in ways if way.optimizer != best.optimizer]
+    return found + [replace(way, dropout=best.dropout) for way in others[:1]]
 
 
 # -- rows ------------------------------------------------------------------------------------------

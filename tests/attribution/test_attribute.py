@@ -503,7 +503,7 @@ BAD = {
         lambda folder: trainer(folder, optim="sgd"),
         "no optimizer here has the weight_decay of its SGD",
     ),
-    "schedule": (in_stairs, "its StepLR is no function of the step"),
+    "schedule": (in_stairs, "its StepLR is not a function of the step"),
 }
 UNDAMPED = {
     "sgd": ({"optim": "sgd", "weight_decay": 0.0}, 1.0),
@@ -576,7 +576,7 @@ def with_best(folder) -> Trainer:
 
 SILENT = {
     "part": (partly_stepped, r"its optimizer leaves out transformer\.wte\.weight"),
-    "groups": (unlike_groups, "its LambdaLR is no function of the step, one for all parameters"),
+    "groups": (unlike_groups, "its LambdaLR is not a function of the step, one for all parameters"),
     "neftune": (lambda folder: trainer(folder, neftune_noise_alpha=20.0), "NEFTune draws noise"),
     "best": (with_best, "it may end with an earlier model"),
     "empty": (

@@ -72,7 +72,7 @@ NO_VALUES = {
     "!!python/name:os.system": "the tag !!python/name:os.system is not read",
     "!!seq x": "expected a sequence node, but found scalar",
 }
-"""YAML that is no plain value, and what is said of it."""
+"""YAML that is not a plain value, and what is said of it."""
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ NO_VALUES = {
         ("splits: '0'", "splits='0' is a str; give a value of type list[int]"),
         ("inner_betas: [0.5, x]", "inner_betas='x' is not a number; write it as 0.01 or 1.0e-2"),
         *[(f"seed: {tag}", f"line 1, column 7: {said}") for tag, said in NO_VALUES.items()],
-        ("learner: {1: 2}", "line 1, column 10: the key 1 is no text; put it in quotes"),
+        ("learner: {1: 2}", "line 1, column 10: the key 1 is not text; put it in quotes"),
         ("a: &a [x, x]\nlearner: [*a, *a]", "aliases (*name) are not read; write the value out"),
         ("seed: !%1b 0", r"the tag !\x1b is not read"),
         (f"seed: {':'.join('1' * 60_000)}", "a number has 119,999 digits"),
@@ -116,7 +116,7 @@ def test_a_config_that_is_no_plain_file_is_not_waited_for(tmp_path):
     path = tmp_path / "pipe.yaml"
     os.mkfifo(path)
     for name in (path, "/dev/zero"):
-        with pytest.raises(ValueError, match="is no plain file"):
+        with pytest.raises(ValueError, match="is not a plain file"):
             parse("--config", str(name))
 
 

@@ -299,9 +299,9 @@ def test_weights_in_a_pickle_are_refused_in_one_clear_line(stranger, name):
 def test_damaged_weights_and_another_kind_of_model_end_in_one_line(stranger):
     weights = stranger / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
-    assert "is no causal language model within reach (SafetensorError" in refusal(stranger)
+    assert "is not a causal language model within reach (SafetensorError" in refusal(stranger)
     (stranger / "model" / "config.json").write_text('{"model_type": "\\u001b[2J"}')
-    assert "is no causal language model within reach" in refusal(stranger)
+    assert "is not a causal language model within reach" in refusal(stranger)
 
 
 def test_the_names_of_items_are_a_plain_list_in_a_plain_file(tmp_path):
@@ -311,9 +311,9 @@ def test_the_names_of_items_are_a_plain_list_in_a_plain_file(tmp_path):
     path = tmp_path / "model" / "vocabulary.json"
     pieces = {
         "is a link, which is not followed": lambda: path.symlink_to("/dev/zero"),
-        "is no plain file": lambda: os.mkfifo(path),
-        "is no list of strings": lambda: path.write_text("5"),
-        "is no readable JSON": lambda: path.write_text("["),
+        "is not a plain file": lambda: os.mkfifo(path),
+        "is not a list of strings": lambda: path.write_text("5"),
+        "is not a readable JSON": lambda: path.write_text("["),
         "far more than the 5 entries": lambda: path.write_text(json.dumps(["a"] * 100)),
         "is larger than the": lambda: os.truncate(path, 2**27),
     }

@@ -319,13 +319,13 @@ def test_help_screens_are_those_of_the_commands(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["distilll"], "farzi: 'distilll' is no command: choose from distil"),
+        (["distilll"], "farzi: 'distilll' is not a command: choose from distil"),
         (["distill"], "farzi distil: DATA is missing"),
         (["distil", "no-such.yaml"], "neither a file nor an example: .* demo"),
         (["distil", "demo", "--inner_steps", "0"], "inner_steps=0"),
         (
             ["distil", "demo", "--num_sequence", "3"],
-            "'--num_sequence' is no option: did you mean --num_sequences?",
+            "'--num_sequence' is not an option: did you mean --num_sequences?",
         ),
         (
             ["distil", "demo", "--lr_scheduler_kwargs", "{x"],

@@ -66,7 +66,7 @@ def test_a_counted_text_scores_and_generates(of_text, capsys):
     main(["count", "text", "--score", "more.txt"])
     said = capsys.readouterr().out
     expected = Counts.from_pretrained(of_text).perplexity(texts)
-    assert f": perplexity {expected:,.1f}, on 20 rows\n" in said
+    assert f": perplexity {expected:.2f}, on 20 rows\n" in said
     main(["count", "text", "--generate", "4", "--prompt", "the", "--seed", "3"])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4

@@ -89,9 +89,9 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["sample", "--bytes", "much"], "--bytes 'much' is no size"),
+        (["sample", "--bytes", "much"], "--bytes 'much' is not a size"),
         (["sample", "--minutes", "0"], "minutes=0"),
-        (["sample", "--bytes", "1,5MB"], "--bytes '1,5MB' is no size"),
+        (["sample", "--bytes", "1,5MB"], "--bytes '1,5MB' is not a size"),
         (
             ["sample_interactions", "--splits", "0", "1"],
             r"splits=\[0, 1\]: the trials see one split",
@@ -138,5 +138,5 @@ def test_help_says_which_command_distils(capsys):
 
 
 def test_a_misspelt_option_of_the_front_door_gets_a_hint():
-    with pytest.raises(SystemExit, match=r"'--byte' is no option.*--bytes"):
+    with pytest.raises(SystemExit, match=r"'--byte' is not an option.*--bytes"):
         main(["distil", "sample", "--byte", "10kB"])

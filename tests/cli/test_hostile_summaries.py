@@ -165,7 +165,7 @@ def test_show_prints_part_of_a_large_table_and_says_so(summary, capsys):
 )
 def test_show_names_the_line_of_a_recipe_that_is_no_plain_yaml(summary, content):
     (summary / "recipe.yaml").write_text(content)
-    assert "recipe.yaml is no readable YAML: line 1, column " in refusal("show", str(summary))
+    assert "recipe.yaml is not a readable YAML: line 1, column " in refusal("show", str(summary))
 
 
 # -- farzi train -----------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def test_a_result_is_one_of_the_same_settings(tmp_path, before, now, same):
 
 def test_a_kept_result_is_json_for_every_reader(tmp_path):
     def refuse(name: str) -> None:
-        raise ValueError(f"{name} is no JSON")
+        raise ValueError(f"{name} is not JSON")
 
     path, settings = tmp_path / "a" / "x.json", {"max_grad_norm": math.inf}
     made = [math.inf, -math.inf, 1.5]
@@ -174,7 +174,7 @@ def test_a_kept_result_of_an_older_version_is_taken_with_a_warning(tmp_path, cap
 def test_a_file_that_no_recipe_wrote_is_refused_before_the_work(tmp_path, content):
     path = tmp_path / "x.json"
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"x.json' is no recipe's: choose another"):
+    with pytest.raises(ValueError, match=r"x.json' is not a recipe's: choose another"):
         kept(path, {}, lambda: pytest.fail("it works already"))
     assert path.read_text(encoding="utf-8") == content
 

@@ -142,7 +142,7 @@ def test_rows_of_interactions_are_users(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--keep", "x%"), r"--keep 'x%' is no number; give 500, 0\.1 or 10%"),
+        (("--keep", "x%"), r"--keep 'x%' is not a number; give 500, 0\.1 or 10%"),
         (("--keep", "31"), "keep=31: there are 30 rows"),
         (("--trainings", "1"), "--trainings must be an integer of at least 2, got 1"),
         (("--outer_steps", "0"), "--outer_steps must be an integer of at least 1, got 0"),

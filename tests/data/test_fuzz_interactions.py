@@ -42,7 +42,7 @@ def decoded(text: bytes, **settings: str) -> str:
 
 
 def cells(text: bytes, delimiter: str) -> list[list[str]]:
-    # A byte that is no UTF-8 matters in the columns that are read, and not in the others.
+    # A byte that is not UTF-8 matters in the columns that are read, and not in the others.
     stream = io.StringIO(decoded(text, errors="surrogateescape"), newline="")
     return [row for row in csv.reader(stream, delimiter=delimiter) if row]
 

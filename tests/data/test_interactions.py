@@ -344,7 +344,7 @@ def test_tables():
     with pytest.raises(
         ValueError,
         match=(
-            r"the data set has columns \['user', 'rating'\]: 'item' must be there once; name yours"
+            r"the data set has columns \['user', 'rating'\]: 'item' must be there exactly once;"
         ),
     ):
         load_interactions(other.select_columns(["user", "rating"]))
@@ -396,11 +396,11 @@ def test_a_file_is_read_from_disk(own_file, monkeypatch):
         ("own.csv", b"\x80\n", "own.csv does not hold a header .*codec can't"),
         ("own.csv", b"", r"own.csv does not hold a header .*\(it is empty\)"),
         ("own.csv", HEADER.encode(), "own.csv holds no interactions"),
-        ("own.csv", b"user,user,item,timestamp\n1,2,3,4\n", "'user' must be there once"),
+        ("own.csv", b"user,user,item,timestamp\n1,2,3,4\n", "'user' must be there exactly once"),
         (
             "own.csv",
             b"name;what\n1;2\n",
-            r"own.csv has columns \['name', 'what'\]: 'user' must be there once",
+            r"own.csv has columns \['name', 'what'\]: 'user' must be there exactly once",
         ),
         ("own.csv", b"user,item,timestamp\n1,2,3\n1,2\n", r"own.csv does not hold .*Row #3"),
         ("own.csv", b"user,item,timestamp\n\xe9,2,3\n", "own.csv .*UTF8"),
@@ -413,7 +413,7 @@ def test_a_file_is_read_from_disk(own_file, monkeypatch):
         (
             "own.csv",
             b"user,item,timestamp\n1,2,\x1b[31m\n",
-            r"own.csv: column 'timestamp' is no one kind of time .*\\x1b\[31m",
+            r"own.csv: column 'timestamp' is not one kind of time .*\\x1b\[31m",
         ),
         ("own.jsonl", b'{"user": 1, "item"', "own.jsonl does not hold rows"),
         ("own.jsonl", b"[1, 2]", "own.jsonl .*, one per line"),
@@ -452,10 +452,10 @@ def test_a_file_is_read_from_disk(own_file, monkeypatch):
         (
             "own.json",
             b'[{"user": 1, "what": 3}]',
-            r"own.json has columns \['user', 'what'\]: 'item' must be there once",
+            r"own.json has columns \['user', 'what'\]: 'item' must be there exactly once",
         ),
         ("own.jsonl", b"[" * 100_000, "own.jsonl does not hold rows"),
-        ("own.parquet", b"PAR1", "own.parquet is no whole Parquet file"),
+        ("own.parquet", b"PAR1", "own.parquet is not a whole Parquet file"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_at_once(tmp_path, name, content, message):

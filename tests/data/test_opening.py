@@ -1,4 +1,4 @@
-"""Packed files, encodings, and files that are no text."""
+"""Packed files, encodings, and files that are not text."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_zeros_are_no_text(tmp_path, name, place):
     (tmp_path / name).write_bytes(content[:place] + b"\0" + content[place:])
     for read in (load_text, load_interactions):
         with pytest.raises(
-            ValueError, match=r"is no text, because it holds NUL bytes: give a text"
+            ValueError, match=r"is not text, because it holds NUL bytes: give a text"
         ):
             read(tmp_path / name)
 
@@ -164,7 +164,7 @@ def test_any_text_comes_back_or_is_refused(tmp_path, lines, encoding, packing):
         assert read.removeprefix("\ufeff") == text.removeprefix("\ufeff")
 
 
-# -- files that are no text ------------------------------------------------------------------------
+# -- files that are no text -------------------------------------------------------------------------
 
 
 def zipped(name: str = "a.txt") -> bytes:

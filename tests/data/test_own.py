@@ -406,7 +406,7 @@ def test_the_tokenizer_fits_the_text_or_is_the_one_given(tmp_path, tokenizer):
         assert ids == tokenizer(texts(data)["train"])["input_ids"]
     with pytest.raises(
         DataUnavailableError,
-        match="tokenizer='no/such' is no folder and no repository with a tokenizer",
+        match="tokenizer='no/such' is neither a folder nor a repository with a tokenizer",
     ):
         load_text(path, tokenizer="no/such")
 
@@ -463,7 +463,7 @@ def test_a_data_set_of_the_hub_is_streamed_up_to_a_limit(hub, monkeypatch, caplo
     monkeypatch.setattr(module, "READ_BYTES", 500)
     assert 10 < len(everything(load_text("me/mine", split="test"))) < 20
     assert "me/mine: only the first 0 MB of text are read" in caplog.text
-    with pytest.raises(DataUnavailableError, match=r"'me/other' is no file, and not on the Hub"):
+    with pytest.raises(DataUnavailableError, match=r"'me/other' is neither a file nor on the Hub"):
         load_text("me/other")
 
 
@@ -546,7 +546,7 @@ def test_columns_that_are_named(tmp_path):
     ]
     with pytest.raises(
         ValueError,
-        match=r"a.csv has columns .*: 'Who' must be there once; name yours with user_column",
+        match=r"a.csv has columns .*: 'Who' must be there exactly once; name yours with user",
     ):
         load_interactions(path, user_column="Who")
 

@@ -58,7 +58,7 @@ def test_no_link_and_no_pipe_is_read(tmp_path, name):
         load_tokenizer(tmp_path / "own")
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(ValueError, match=f"{name} is no plain file"):
+    with pytest.raises(ValueError, match=f"{name} is not a plain file"):
         load_tokenizer(tmp_path / "own")
 
 
@@ -110,7 +110,8 @@ def test_a_repository_that_names_a_file_of_this_machine_is_refused(tmp_path, mon
 
 def test_a_name_that_leads_nowhere_is_said():
     with pytest.raises(
-        DataUnavailableError, match="tokenizer='no/such' is no folder and no repository with a tok"
+        DataUnavailableError,
+        match="tokenizer='no/such' is neither a folder nor a repository with a tok",
     ):
         load_tokenizer("no/such")
 

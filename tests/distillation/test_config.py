@@ -277,7 +277,7 @@ NOT_USABLE = {
         "labels": "shared",
         "inputs": "tokens",
     },
-    "fresh_start_fraction=1.5 is no share; give a number from 0 to 1": {
+    "fresh_start_fraction=1.5 is not a share; give a number from 0 to 1": {
         "trajectories": "omega",
         "fresh_start_fraction": 1.5,
     },

@@ -41,7 +41,7 @@ def test_the_table_has_every_model_and_the_best_one_is_kept(of_text, sequences, 
     best = min(table, key=lambda row: row["validation perplexity"])
     assert of_text.metrics["chosen"] == best["choice"] == of_text.model.choice
     assert of_text.metrics_on(sequences["test"])["perplexity"] == best["test perplexity"]
-    assert best["test"] == f"perplexity {best['test perplexity']:,.1f}"
+    assert best["test"] == f"perplexity {best['test perplexity']:.2f}"  # two digits below ten
     assert best["bytes"] == of_text.model.nbytes
     stored = stored_bytes(sequences["train"], len(tokenizer))
     assert of_text.metrics["data_bytes"] == stored.least
@@ -177,14 +177,14 @@ def rewritten(folder: Path, **tensors: np.ndarray) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is no list of counts"),
-        (b"\x03abc", "is no list of counts"),
+        (b"", "is not a list of counts"),
+        (b"\x03abc", "is not a list of counts"),
         (b"\x01abc", "cannot be decoded"),
         (coded(np.arange(54))[:-9], "cannot be decoded|does not hold"),
         (coded(np.arange(54)) + b"x", "does not hold the 54 counts"),
         (coded(np.zeros(10**7, np.int64)), "does not hold the 54 counts"),
-        (coded(np.full(54, 2**63, np.uint64)), "holds counts that are no counts"),
-        (coded(np.zeros(54, np.int64)), "counts_1 holds numbers that are no counts"),
+        (coded(np.full(54, 2**63, np.uint64)), "holds counts that are not counts"),
+        (coded(np.zeros(54, np.int64)), "counts_1 holds numbers that are not counts"),
     ],
 )
 def test_strange_counts_are_refused(of_text, tmp_path, content, message):

@@ -60,7 +60,7 @@ def test_json_is_json_for_every_reader(tmp_path):
     """Also in the cells of a CSV file. Some readers know neither NaN nor infinity."""
 
     def refuse(name: str) -> None:
-        raise ValueError(f"{name} is no JSON")
+        raise ValueError(f"{name} is not JSON")
 
     rows = [{"μ": 1, "ratio": math.nan, "interval": [0.5, math.inf]}, {"μ": 2, "more": 3}]
     save_json(rows, tmp_path / "t.json")

@@ -189,7 +189,7 @@ def test_damaged_votes_are_refused(name, change):
     ("wrong", "message"),
     [
         ({"votes": "all"}, "votes='all' is none of"),
-        ({"decay": "1"}, "decay='1' is no number"),
+        ({"decay": "1"}, "decay='1' is not a number"),
         ({"power": math.nan}, "power=nan is not between 0 and 4"),
         ({"decay": 2}, "decay=2 is not between 0 and 1"),
         ({"pairs": -1}, "pairs must be an integer of at least 0"),

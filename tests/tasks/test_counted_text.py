@@ -230,9 +230,9 @@ def test_a_saved_model_is_the_same_to_the_last_bit(rows, order):
         ("tokens_2", lambda x: x + V, "followers_2 and tokens_2 do not fit"),
         ("followers_2", lambda x: x + 1, "followers_2 and tokens_2 do not fit"),
         ("tokens_2", lambda x: x[::-1].copy(), "tokens_2 are not sorted"),
-        ("counts_2", lambda x: x * 0, "counts_2 holds numbers that are no counts"),
-        ("counts_1", lambda x: x * 0, "counts_1 holds numbers that are no counts"),
-        ("counts_3", lambda x: x + 2**62, "counts_3 holds numbers that are no counts"),
+        ("counts_2", lambda x: x * 0, "counts_2 holds numbers that are not counts"),
+        ("counts_1", lambda x: x * 0, "counts_1 holds numbers that are not counts"),
+        ("counts_3", lambda x: x + 2**62, "counts_3 holds numbers that are not counts"),
         ("tokens_3", lambda x: np.where(x == 3, 5, x), "tokens_3 end with tokens that tokens_2"),
     ],
 )
@@ -249,8 +249,8 @@ def test_damaged_counts_are_refused(name, change, message):
     [
         ({"vocab_size": 0}, "vocab_size must be an integer of at least 1"),
         ({"ngrams": [3, "4"]}, r"ngrams\[1\] must be an integer"),
-        ({"ngrams": 7}, "ngrams=7 is no list"),
-        ({"ngrams": [1] * 99}, "is no list of at most 16"),
+        ({"ngrams": 7}, "ngrams=7 is not a list"),
+        ({"ngrams": [1] * 99}, "is not a list of at most 16"),
         ({"ngrams": [2**40]}, r"ngrams\[0\] must be an integer of at most"),
     ],
 )

@@ -95,7 +95,7 @@ class RowInputs(Inputs):
         """Some of the μ rows, in the user's columns.
 
         Raises:
-            ValueError: the bytes are no JSON, or a row is very long.
+            ValueError: the bytes are not JSON, or a row is very long.
         """
         content = _bytes(tensors)
         ends = np.flatnonzero(content == _NEWLINE)[: self.config.num_sequences]
@@ -283,7 +283,7 @@ def _row(line: bytes, number: int) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"rows: line {number} cannot be read ({error}); fetch it again") from None
     if not isinstance(row, dict) or WEIGHT in row:
-        raise ValueError(f"rows: line {number} is no row of columns; fetch it again")
+        raise ValueError(f"rows: line {number} is not a row of columns; fetch it again")
     return row
 
 

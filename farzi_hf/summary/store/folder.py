@@ -260,7 +260,7 @@ def _listed(folder: Path, tensors: str) -> set[str]:
 
 def _remove(folder: Path) -> None:
     """Removes a folder that only a save makes, with the files that an artefact can have. ValueError
-    if it holds others, or is no folder.
+    if it holds others, or is not a folder.
     """
     if folder.is_dir() and not folder.is_symlink():
         for path in _files(folder):

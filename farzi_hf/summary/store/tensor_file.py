@@ -480,7 +480,7 @@ def _opened(path: Path) -> Iterator[safe_open]:
             yield file
     except SafetensorError as error:
         raise ValueError(
-            f"{path} is no readable safetensors file ({error}); it is damaged, fetch it again"
+            f"{path} is not a readable safetensors file ({error}); it is damaged, fetch it again"
         ) from None
     except RuntimeError as error:
         # safetensors lets torch open the file once more, by its name: a writer may have moved it.

@@ -126,7 +126,7 @@ class Outline(NamedTuple):
     entries: int
     """The number of entries of its input embedding."""
     buffers: int
-    """How many of its numbers are no parameters."""
+    """How many of its numbers are not parameters."""
 
 
 def learner_config(

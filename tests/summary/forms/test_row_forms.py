@@ -205,8 +205,8 @@ def test_a_load_refuses_what_cannot_be_rows(tmp_path, content, weights, message)
     [
         (b"[" * 100_000, "line 0 cannot be read .*nested too deep"),
         (b"\xff\xfe", "line 0 cannot be read"),
-        (b"[1]", "line 0 is no row of columns"),
-        (b'{"weight": 5}', "line 0 is no row of columns"),
+        (b"[1]", "line 0 is not a row of columns"),
+        (b'{"weight": 5}', "line 0 is not a row of columns"),
     ],
 )
 def test_bad_lines_are_one_error_when_they_are_read(tmp_path, line, message):

@@ -258,7 +258,7 @@ def test_no_vocabulary_licence_or_name_breaks_the_card(
             {**recipe, "learner": learner},
             [f"plots/{text}"],
         )
-    except ValueError as error:  # a figure that is no number, by chance under the name of one
+    except ValueError as error:  # a figure that is not a number, by chance under the name of one
         if not re.match(
             r"metrics\['\w+'\]=|inner(\['betas'\]=| must hold only what JSON can store)", str(error)
         ):

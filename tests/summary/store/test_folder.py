@@ -92,7 +92,7 @@ SHOWN = ["README.md", "viewer.html", "latents/train-00000-of-00001.parquet"]
 
 @pytest.mark.parametrize("name", READ + SHOWN)
 @pytest.mark.parametrize(
-    ("link", "message"), [(Path.symlink_to, "a link"), (Path.hardlink_to, "no plain file")]
+    ("link", "message"), [(Path.symlink_to, "a link"), (Path.hardlink_to, "not a plain file")]
 )
 def test_a_link_is_neither_read_nor_published(hub, folder, outside, name, link, message):
     """The other name of a hard link can be that of a private file."""
@@ -119,7 +119,7 @@ def test_a_device_is_not_read(folder):
     refused(folder, "curve.png")
     (folder / "plots" / "curve.png").unlink()
     os.mkfifo(folder / "plots" / "curve.png")
-    with pytest.raises(ValueError, match=r"curve\.png is no plain file"):
+    with pytest.raises(ValueError, match=r"curve\.png is not a plain file"):
         FarziData.from_pretrained(folder)
 
 
@@ -154,7 +154,7 @@ def test_a_commit_is_not_finished_over_folders(folder, outside):
     (folder / "decoder" / "train-00000-of-00001.parquet").unlink()
     (folder / "decoder" / "train-00000-of-00001.parquet").mkdir()
     before = listing(folder)
-    with pytest.raises(ValueError, match=r"train-00000-of-00001\.parquet is no plain file"):
+    with pytest.raises(ValueError, match=r"train-00000-of-00001\.parquet is not a plain file"):
         tiny().save_pretrained(folder)
     assert set(listing(folder)) == set(before)
 
@@ -289,7 +289,7 @@ def test_an_absurd_size_is_named(folder, name, size):
     change(folder / "config.json", **{name: size})
     refused(
         folder,
-        f"config.json is no config of a summary: {name} must be an integer of at most"
+        f"config.json is not a config of a summary: {name} must be an integer of at most"
         f" 2,147,483,647, got {size}",
     )
 

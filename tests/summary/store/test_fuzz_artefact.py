@@ -151,7 +151,7 @@ def check_not_special(path: Path) -> None:
     somebody at its other end, for ever.
     """
     if path.exists() and not path.is_file():
-        raise OSError(f"{path} is no file")
+        raise OSError(f"{path} is not a file")
 
 
 def json_changed(folder: Path, data: st.DataObject) -> None:

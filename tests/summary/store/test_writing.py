@@ -60,7 +60,7 @@ def test_metrics_that_are_not_finite_are_json_for_every_reader(tmp_path):
     tiny().save_pretrained(tmp_path, processing_class=word_tokenizer(), metrics=metrics)
 
     def refuse(name: str) -> None:
-        raise ValueError(f"{name} is no JSON")
+        raise ValueError(f"{name} is not JSON")
 
     text = (tmp_path / "metrics.json").read_text(encoding="utf-8")
     strict = json.loads(text, parse_constant=refuse)
@@ -419,6 +419,14 @@ def test_any_vocabulary_comes_back_equal_and_is_never_markup(vocabulary):
     assert data["tokens"] == vocabulary
     assert tags == parts(render_viewer(tiny().contents()))[0]
     assert "innerHTML" not in html
+
+
+def test_the_page_is_titled_with_its_source():
+    html = render_viewer(tiny().contents(), "Farzi data of </script> my notes [4×5]")
+    assert parts(html)[1]["title"] == "Farzi data of </script> my notes [4×5]"
+    ids = re.findall(r' id="([\w-]+)"', html)
+    assert len(ids) == len(set(ids))
+    assert '$("source").textContent = farzi.title;' in html
 
 
 def run_javascript(html: str, program: str, folder: Path) -> dict:
