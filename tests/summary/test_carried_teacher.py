@@ -5,6 +5,7 @@ position), streams equal fixed rows.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -25,14 +26,14 @@ from tiny_models import (
     tiny_model,
 )
 from torch.utils.data import DataLoader
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer
 from transformers.modeling_outputs import CausalLMOutput
 
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.data import SequenceCollator
 from farzi_hf.distillation.learner_model import readable_positions
 from farzi_hf.models import RNNConfig, RNNForCausalLM
-from farzi_hf.summary import FarziData
+from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
 from farzi_hf.summary.endless import WrittenRows
 from farzi_hf.summary.store.tensor_file import STORAGES, TEACHER
 from farzi_hf.summary.teacher import LinearHead, factors_of_rank, rounded, teacher_model
@@ -282,6 +283,30 @@ def test_a_trainer_with_the_optimizer_of_the_summary_is_not_warned_of(late, tmp_
     collate([next(iter(farzi.as_dataset()))])
     assert made
     assert not caplog.records
+
+
+@pytest.mark.parametrize(("attached", "loss"), [(True, None), (False, soft_cross_entropy)])
+def test_where_inputs_are_ids_one_way_to_learn_soft_labels_is_enough(attached, loss, tmp_path):
+    farzi = carried()
+
+    def trained(attached: bool, loss: Callable | None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = tiny_model("gpt2")
+        trainer = Trainer(
+            model=attach_soft_inputs(model) if attached else model,
+            args=arguments(tmp_path, max_steps=2),
+            train_dataset=farzi.as_dataset(),
+            data_collator=farzi.collator(),
+            compute_loss_func=loss,
+        )
+        trainer.train()
+        return list(model.parameters())
+
+    both = trained(True, soft_cross_entropy)
+    for ours, theirs in zip(trained(attached, loss), both, strict=True):
+        assert torch.equal(ours, theirs)
+    neither = trained(False, None)
+    assert not all(map(torch.equal, neither, both))
 
 
 def test_a_student_of_another_vocabulary_is_named(tmp_path):
