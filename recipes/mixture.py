@@ -3,6 +3,7 @@ sources that outer steps learn for a target.
 
     python recipes/mixture.py --data_dir FOLDER                     # the matrix, and mixtures
     python recipes/mixture.py --data_dir FOLDER --outer_steps 0     # the matrix alone
+    python recipes/mixture.py --data_dir FOLDER --together gsm8k cosmos sciq --warm    # their mean
 
 FOLDER has `instructions`: a pool and five targets, each with a dev and a test part, as gzipped JSON
 lines with `prompt`, `completion` and `source`. Templates of one data set are one source. Loss is on
@@ -107,12 +108,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{time.perf_counter() - begin:.0f} s: the matrix", flush=True)
         print(markdown(found.table_of_groups()), flush=True)
     trainings = Trainings.of(trainer, args.seed)
-    for name in args.targets if args.outer_steps else ():
-        rows = mixtures(trainings, name, parts, sources, args, folder)
+    goals = [args.together] if args.together else [[name] for name in args.targets]
+    for names in goals if args.outer_steps else ():
+        rows = mixtures(trainings, names, parts, sources, args, folder)
+        said = "+".join(names)
         print(
-            f"\n{time.perf_counter() - begin:.0f} s: target {name}\n\n{markdown(rows)}", flush=True
+            f"\n{time.perf_counter() - begin:.0f} s: target {said}\n\n{markdown(rows)}", flush=True
         )
-        save_json(rows, folder / f"{name}.json")
+        save_json(rows, folder / f"{said}.json")
 
 
 def read(args: Namespace) -> tuple[OwnRows, dict[tuple[str, str], OwnRows], object]:
@@ -131,7 +134,7 @@ def read(args: Namespace) -> tuple[OwnRows, dict[tuple[str, str], OwnRows], obje
         (name, part): text_rows(
             str(data / f"{name}_{part}.jsonl.gz"), None, tokenizer, args.max_length
         )
-        for name in args.targets
+        for name in dict.fromkeys([*args.targets, *(args.together or ())])
         for part in ("dev", "test")
     }
     return pool, parts, tokenizer
@@ -139,40 +142,44 @@ def read(args: Namespace) -> tuple[OwnRows, dict[tuple[str, str], OwnRows], obje
 
 def mixtures(
     trainings: Trainings,
-    name: str,
+    names: Sequence[str],
     parts: Mapping[tuple[str, str], OwnRows],
     sources: Sequence[str],
     args: Namespace,
     folder: Path,
 ) -> list[dict[str, str]]:
-    """The table of one target."""
+    """The table of one target, or of the mean of several."""
     groups = Groups(sources)
-    target = {name: parts[name, "dev"].dataset()}
-    test = {name: parts[name, "test"][: args.test_rows].dataset()}
-    print(f"{name}: {smoothness(trainings, target)}", flush=True)
+    said = "+".join(names)
+    target = {name: parts[name, "dev"].dataset() for name in names}
+    test = {name: parts[name, "test"][: args.test_rows].dataset() for name in names}
+    learning = trainings.warmed() if args.warm else trainings
+    print(f"{said}: {smoothness(learning, target)}", flush=True)
     by_size = groups.sizes.float().log()
     begin = time.perf_counter()
     state = outer_steps(
-        trainings,
+        learning,
         target,
         GroupWeights(by_size, groups),
         args.outer_steps,
-        folder=folder / f"steps-{name}",
+        folder=folder / f"steps-{said}{'-warm' if args.warm else ''}",
     )
     seconds = time.perf_counter() - begin
     mixture = sorted(state.learnt.mixture.items(), key=lambda item: -item[1])
-    said = ", ".join(f"{source} {share:.2f}" for source, share in mixture[:6])
-    print(f"{name}: {said}; losses {[round(step['loss'], 3) for step in state.history]}")
+    shares = ", ".join(f"{source} {share:.2f}" for source, share in mixture[:6])
+    print(f"{said}: {shares}; losses {[round(step['loss'], 3) for step in state.history]}")
     importance = NGramImportance().scores(Task(trainings, target, 1, trainings))
     of_groups = groups.means(importance[None].double())[0]
     by_ngrams = (of_groups - of_groups.mean()) / of_groups.std()
-    own = torch.tensor([source == name for source in sources]).float()
+    is_own = torch.tensor([name in names for name in groups.names])
+    of_own = torch.where(is_own, 0.0, -torch.inf)  # equal shares of these alone
+    own = is_own[groups.members].float()
     ways = {
         "equal shares": GroupWeights(torch.zeros(len(groups.names)), groups).weights(),
         "shares by size": torch.ones(len(sources)),
         "shares by n-grams": GroupWeights(by_size + by_ngrams, groups).weights(),
         "shares by n-grams, sharper": GroupWeights(by_size + 2 * by_ngrams, groups).weights(),
-        "its own source alone": own,
+        "its own source alone": GroupWeights(of_own, groups).weights(),
         f"mixture, {args.outer_steps} outer steps": state.learnt.weights(),
     }
     rows = []
@@ -198,6 +205,12 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--data_dir", required=True, help="the folder with the data sets")
     parser.add_argument("--output_dir", default="outputs/mixture")
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument(
+        "--together", nargs="+", choices=TARGETS, help="the target is the mean of these"
+    )
+    parser.add_argument(
+        "--warm", action="store_true", help="shares are learnt in models trained on all rows before"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", type=int, default=4000, help="of the pool")
     parser.add_argument("--test_rows", type=int, default=200)

@@ -1,13 +1,18 @@
 """Which rows of a pool to train on: all ways to choose them, compared on held-out rows of a target.
 
     python recipes/weigh.py --pool ptb --data_dir FOLDER              # Penn Treebank among other rows
-    python recipes/weigh.py --pool instructions --data_dir FOLDER --target gsm8k
+    python recipes/weigh.py --pool instructions --data_dir FOLDER --target gsm8k --spoilt .5 \\
+        --of_each 2000 --keep 600 --max_length 96 --width 64 --layers 2 --steps 200 \\
+        --learning_rate 3e-3 --pretrain_steps 1500                    # answers, a pretrained GPT-2
     python recipes/weigh.py --pool sample                             # embedded, a minute
 
 `ptb`: 1,500 sentences of Penn Treebank, 1,500 others with their words shuffled, 1,500 rows of a
 dictionary; the target is Penn Treebank. FOLDER has `ptb` and `gcide`. `instructions`: prompts and
-completions of many sources; the target is one kind of them. FOLDER has `instructions`. `sample`: as
-`ptb`, of the embedded sentences, of which two thirds are spoilt.
+completions of many sources, of which the completions are predicted; the target is one kind of them.
+FOLDER has `instructions`. Rows of it that are not in the pool pretrain the model; a share of the
+pool can be spoilt: a third of those rows has another row's answer, of a third the words of the
+answer are shuffled, of a third the answer is cut. `sample`: as `ptb`, of the embedded sentences, of
+which two thirds are spoilt.
 
 Each way chooses rows; fresh models are then trained on them, each as long as the others. What a way
 has chosen is kept in `output_dir`, so a run that was stopped goes on.
@@ -16,11 +21,12 @@ Sources of rows are used to count what was chosen, never to choose.
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import time
 from argparse import ArgumentParser, Namespace
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,11 +35,18 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, GPT2Config, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    PreTrainedModel,
+    Trainer,
+    TrainingArguments,
+)
 
 from farzi_hf.attribution.choice import Chosen, choose
 from farzi_hf.attribution.choosers import (
     AllRows,
+    BestOf,
     CalibratedScores,
     Chooser,
     CrossEntropyDifference,
@@ -46,34 +59,53 @@ from farzi_hf.attribution.choosers import (
 )
 from farzi_hf.attribution.smoothness import smoothness
 from farzi_hf.attribution.trainings import Trainings
+from farzi_hf.cli.own_rows import OwnRows, text_rows
 from farzi_hf.cli.program import keep_freed_memory, run
+from farzi_hf.cli.stock_training import model_of
 from farzi_hf.data import SequenceCollator, load_ptb, load_sample_text, word_tokenizer
 from farzi_hf.data.seeds import seeded
 from farzi_hf.data.text import bpe_tokenizer, ids_of
 from farzi_hf.report import markdown, save_json
+
+_SPOILT = ("another answer", "shuffled", "cut")
+"""What can be wrong with an answer."""
+_PRETRAINING_RATE = 1e-2
+_PRETRAINING_BATCH = 16
 
 
 @dataclass(frozen=True)
 class Pool:
     """Rows to choose from, and rows of the target."""
 
-    texts: list[str]
-    """Of the pool."""
+    rows: OwnRows
+    """To choose from."""
     sources: list[str]
-    """Of each row of the pool; for counting what was chosen."""
+    """Of each of them; for counting what was chosen."""
     wanted: str
-    """The source that an oracle would choose."""
-    target: list[str]
+    """What the sources begin with that an oracle would choose."""
+    target: OwnRows
     """Rows to choose by."""
-    dev: list[str]
+    dev: OwnRows
     """Rows by which one way is chosen."""
-    test: list[str]
+    test: OwnRows
     """Rows that nothing is chosen by."""
     tokenizer: Any
     """Of all of them."""
+    pretrained: Path | None = None
+    """The model that trainings begin with; None: one of random weights, for each another."""
+
+    @property
+    def is_wanted(self) -> list[bool]:
+        """Of each row."""
+        return [source.startswith(self.wanted) for source in self.sources]
+
+    @property
+    def is_spoilt(self) -> list[bool]:
+        """Of each row that would be wanted if it were not spoilt."""
+        return [f") {self.wanted}" in source for source in self.sources]
 
 
-def ptb(args: Namespace, draw: Any) -> Pool:
+def ptb(args: Namespace, draw: Any, folder: Path) -> Pool:
     """Sentences of Penn Treebank among spoilt ones and rows of a dictionary."""
     splits = load_ptb(Path(args.data_dir, "ptb"))
     train, valid, test = (list(splits[name]["text"]) for name in ("train", "validation", "test"))
@@ -87,7 +119,7 @@ def ptb(args: Namespace, draw: Any) -> Pool:
     return spoilt(sentences, dictionary, held_out, test[: args.test_rows], args, draw)
 
 
-def sample(args: Namespace, draw: Any) -> Pool:
+def sample(args: Namespace, draw: Any, folder: Path) -> Pool:
     """The embedded sentences among spoilt ones, and among sentences in reverse."""
     splits = load_sample_text(4 * args.of_each + 2 * args.target_rows + args.test_rows)
     train = [text for split in splits.values() for text in split["text"]]
@@ -118,47 +150,144 @@ def spoilt(
         for _ in rows
     ]
     tokenizer = word_tokenizer([*texts, *target], args.vocab_size)
-    return Pool(texts, sources, "clean", target, dev, test, tokenizer)
+    parts = (_texts(tokenizer, part, args.max_length) for part in (texts, target, dev, test))
+    rows, *of_target = parts
+    return Pool(rows, sources, "clean", *of_target, tokenizer)
 
 
-def instructions(args: Namespace, draw: Any) -> Pool:
+def _texts(tokenizer: Any, texts: Sequence[str], most: int) -> OwnRows:
+    """Rows that are predicted from their first id to their last."""
+    ids = ids_of(tokenizer, list(texts))
+    return OwnRows([row[:most] for row in ids], None, [{"text": text} for text in texts])
+
+
+def instructions(args: Namespace, draw: Any, folder: Path) -> Pool:
     """Prompts and completions of many sources."""
-    folder = Path(args.data_dir, "instructions")
-
-    def rows_of(name: str) -> list[dict[str, str]]:
-        with gzip.open(folder / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
-            return [json.loads(line) for line in file]
-
-    def texts_of(rows: Sequence[Mapping[str, str]]) -> list[str]:
-        return [f"{row['prompt']}\n{row['completion']}" for row in rows]
-
-    pool = rows_of("pool")
-    pool = [pool[i] for i in draw.permutation(len(pool))[: 3 * args.of_each]]
-    dev = texts_of(rows_of(f"{args.target}_dev"))
-    test = texts_of(rows_of(f"{args.target}_test"))[: args.test_rows]
+    everything = _lines(args, "pool")
+    order = draw.permutation(len(everything))
+    chosen = [everything[i] for i in order[: 3 * args.of_each]]
+    others = [everything[i] for i in order[3 * args.of_each :]]
+    tokenizer = bpe_tokenizer([_text(row) for row in others or chosen], args.vocab_size)
+    dev = _lines(args, f"{args.target}_dev")
+    test = _lines(args, f"{args.target}_test")[: args.test_rows]
     half = len(dev) // 2
-    texts = texts_of(pool)
-    tokenizer = bpe_tokenizer(texts, args.vocab_size)
-    sources = [row["source"] for row in pool]
-    return Pool(texts, sources, args.target, dev[:half], dev[half:], test, tokenizer)
+    parts = {
+        "pool": with_spoilt_answers(chosen, args.spoilt, draw),
+        "target": dev[:half],
+        "dev": dev[half:],
+        "test": test,
+    }
+    rows = {
+        name: rows_in_file(part, folder / f"{name}.jsonl", tokenizer, args.max_length)
+        for name, part in parts.items()
+    }
+    pretrained = None
+    if args.pretrain_steps:
+        pretrained = Path(args.output_dir, f"pretrained-{args.seed}")
+        texts = _texts(tokenizer, [_text(row) for row in others], args.max_length)
+        pretrain(texts, tokenizer, args, pretrained)
+    return Pool(
+        rows["pool"],
+        [row["source"] for row in rows["pool"].own],
+        args.target,
+        rows["target"],
+        rows["dev"],
+        rows["test"],
+        tokenizer,
+        pretrained,
+    )
+
+
+def _lines(args: Namespace, name: str) -> list[dict[str, str]]:
+    """The rows of a file."""
+    path = Path(args.data_dir, "instructions", f"{name}.jsonl.gz")
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def _text(row: Mapping[str, str]) -> str:
+    return f"{row['prompt']}\n{row['completion']}"
+
+
+def with_spoilt_answers(
+    rows: Sequence[Mapping[str, str]], share: float, draw: np.random.Generator
+) -> list[dict[str, str]]:
+    """Rows of which a share has a spoilt answer, and says so in its source. An answer of one word
+    can neither be shuffled nor cut, so it gets another row's.
+    """
+    of_source: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        of_source[row["source"]].append(row["completion"])
+    everything = [row["completion"] for row in rows]
+    count = round(share * len(rows))
+    places = draw.permutation(len(rows))[:count]
+    found = [dict(row) for row in rows]
+    for number, place in enumerate(places):
+        row = found[place]
+        answer = row["completion"]
+        words = answer.split()
+        kind = _SPOILT[number % len(_SPOILT)] if len(words) > 1 else _SPOILT[0]
+        if kind == "shuffled":
+            row["completion"] = " ".join(draw.permutation(words))
+        elif kind == "cut":
+            row["completion"] = " ".join(words[: len(words) // 2])
+        else:
+            same = of_source[row["source"]]
+            others = [each for each in same if each != answer] or everything
+            row["completion"] = others[draw.integers(len(others))]
+        row["source"] = f"spoilt ({kind}) {row['source']}"
+    return found
+
+
+def rows_in_file(
+    rows: Sequence[Mapping[str, str]], file: Path, tokenizer: Any, most: int
+) -> OwnRows:
+    """Prompts and completions as `farzi weigh` reads them. Rows whose completion is not among the
+    first ids are left out.
+    """
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return text_rows(str(file), None, tokenizer, most)
 
 
 POOLS = {"ptb": ptb, "instructions": instructions, "sample": sample}
 
 
-def rows_of(pool: Pool, texts: Sequence[str], most: int) -> Dataset:
-    """The ids of texts."""
-    ids = ids_of(pool.tokenizer, list(texts))
-    return Dataset.from_dict({"input_ids": [row[:most] for row in ids]})
+def pretrain(rows: OwnRows, tokenizer: Any, args: Namespace, folder: Path) -> None:
+    """Trains a small GPT-2 on whole texts and saves it, unless the folder has one."""
+    if folder.exists():
+        return
+    how = {
+        "learning_rate": _PRETRAINING_RATE,
+        "adam_beta2": 0.99,
+        "disable_tqdm": args.quiet,
+        "lr_scheduler_type": "cosine",
+    }
+    long = Namespace(
+        **{**vars(args), "steps": args.pretrain_steps, "batch_size": _PRETRAINING_BATCH}
+    )
+    begin = time.perf_counter()
+    with seeded(args.seed):
+        trainer = small_gpt2(rows.dataset(), tokenizer, args.layers, long, folder, **how)
+        loss = trainer.train().training_loss
+    trainer.save_model(str(folder))
+    seconds = time.perf_counter() - begin
+    print(f"pretrained on {len(rows):,} rows in {seconds:.0f} s, mean loss {loss:.2f}", flush=True)
 
 
 def small_gpt2(
-    rows: Dataset, tokenizer: Any, layers: int, args: Namespace, folder: Path, **how: Any
+    rows: Dataset,
+    tokenizer: Any,
+    layers: int,
+    args: Namespace,
+    folder: Path,
+    pretrained: Path | None = None,
+    **how: Any,
 ) -> Trainer:
-    """A stock Trainer of a small GPT-2 from scratch.
+    """A stock Trainer of a small GPT-2.
 
     Args:
         args: with `max_length`, `width`, `steps` and `batch_size`.
+        pretrained: the folder of the model to start from; None: from scratch.
         how: more of `TrainingArguments`.
     """
     config = GPT2Config(
@@ -177,19 +306,29 @@ def small_gpt2(
     )
     settings = TrainingArguments(
         str(folder / "trainer"),
-        max_steps=args.steps,
-        per_device_train_batch_size=args.batch_size,
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        dataloader_pin_memory=False,
-        train_sampling_strategy="random",
-        **how,
+        **{
+            "max_steps": args.steps,
+            "per_device_train_batch_size": args.batch_size,
+            "lr_scheduler_type": "constant",
+            "max_grad_norm": 0.0,
+            "save_strategy": "no",
+            "report_to": "none",
+            "use_cpu": True,
+            "dataloader_pin_memory": False,
+            "train_sampling_strategy": "random",
+            **how,
+        },
     )
+
+    trained = None if pretrained is None else model_of(str(pretrained), None)
+
+    def start() -> PreTrainedModel:
+        if trained is None:
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        return copy.deepcopy(trained)
+
     return Trainer(
-        model_init=lambda: AutoModelForCausalLM.from_config(config, trust_remote_code=False),
+        model_init=start,
         args=settings,
         data_collator=SequenceCollator(),
         train_dataset=rows,
@@ -200,11 +339,12 @@ def small_gpt2(
 def trainer_of(pool: Pool, args: Namespace, folder: Path) -> Trainer:
     """The training in which weights are learnt."""
     return small_gpt2(
-        rows_of(pool, pool.texts, args.max_length),
+        pool.rows.dataset(),
         pool.tokenizer,
         args.layers,
         args,
         folder,
+        pool.pretrained,
         learning_rate=args.smooth_learning_rate,
         adam_epsilon=args.smooth_epsilon,
         adam_beta2=0.99,
@@ -222,24 +362,22 @@ class Oracle(Chooser):
         self.pool = pool
 
     def weights(self, task: Task) -> torch.Tensor:
-        is_wanted = torch.tensor([self.pool.wanted in source for source in self.pool.sources])
+        is_wanted = torch.tensor(self.pool.is_wanted)
         allowed = is_wanted & (is_wanted.cumsum(0) <= task.keep)
         return allowed.float()
 
 
 def choosers_of(pool: Pool, args: Namespace) -> list[Chooser]:
     """All ways, the cheap ones first."""
-    cheap = NGramImportance()
+    cheap = (NGramImportance(), CrossEntropyDifference(), GradientCosine())
     return [
         AllRows(),
         RandomRows(),
-        cheap,
-        CrossEntropyDifference(),
-        GradientCosine(),
+        *cheap,
         InfluenceOfOne(),
-        CalibratedScores((cheap, CrossEntropyDifference(), GradientCosine())),
+        CalibratedScores(cheap),
         *(OuterSteps(steps) for steps in args.outer_steps),
-        *(OuterSteps(steps, CrossEntropyDifference()) for steps in args.outer_steps),
+        *(OuterSteps(steps, BestOf(cheap)) for steps in args.outer_steps),
     ]
 
 
@@ -247,9 +385,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The table of one pool."""
     args = parse(argv)
     keep_freed_memory()
-    folder = Path(args.output_dir, f"{args.pool}-{args.target}-{args.seed}")
+    spoilt_share = f"-spoilt-{args.spoilt:g}" if args.spoilt else ""
+    folder = Path(args.output_dir, f"{args.pool}-{args.target}-{args.seed}{spoilt_share}")
     folder.mkdir(parents=True, exist_ok=True)
-    pool = POOLS[args.pool](args, np.random.default_rng(args.seed))
+    pool = POOLS[args.pool](args, np.random.default_rng(args.seed), folder)
     with seeded(args.seed):
         trainer = trainer_of(pool, args, folder)
     smooth = Trainings.of(trainer, args.seed)
@@ -259,8 +398,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not args.cold:
         smooth = replace(smooth, warm=final)
     parts = {
-        name: {args.target: rows_of(pool, texts, args.max_length)}
-        for name, texts in (("target", pool.target), ("dev", pool.dev), ("test", pool.test))
+        name: {args.target: rows.dataset()}
+        for name, rows in (("target", pool.target), ("dev", pool.dev), ("test", pool.test))
     }
     task = Task(final, parts["target"], args.keep, smooth, folder)
     print(
@@ -270,15 +409,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     begin = time.perf_counter()
 
     def tell(chosen: Chosen) -> None:
-        taken = Counter(
-            source for source, w in zip(pool.sources, chosen.weights, strict=True) if w > 0
-        )
+        taken = [i for i, w in enumerate(chosen.weights) if w > 0]
         row = chosen.row()
         rows.append(
             {
                 "method": row["method"],
                 "rows": f"{row['rows']:,}",
-                "of the wanted kind": f"{sum(n for s, n in taken.items() if pool.wanted in s):,}",
+                "of the wanted kind": f"{sum(pool.is_wanted[i] for i in taken):,}",
+                "spoilt ones of it": f"{sum(pool.is_spoilt[i] for i in taken):,}",
                 "dev": f"{row['dev']:.1f}",
                 "test": "{:.1f} ({:.1f}–{:.1f})".format(row["test"], *row["test_interval"]),
                 "seconds": f"{row['seconds']:.0f}",
@@ -321,6 +459,15 @@ def parse(argv: Sequence[str] | None) -> Namespace:
         "--smooth_epsilon", type=float, default=1e-2, help="these two where weights are learnt"
     )
     parser.add_argument("--outer_steps", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument(
+        "--spoilt", type=float, default=0.0, help="of instructions: the share of bad answers"
+    )
+    parser.add_argument(
+        "--pretrain_steps",
+        type=int,
+        default=0,
+        help="of instructions: the model is first trained so long on texts that are not in the pool",
+    )
     parser.add_argument("--trainings", type=int, default=3, help="fresh models for each way")
     parser.add_argument(
         "--cold", action="store_true", help="weights are learnt in models that begin from nothing"

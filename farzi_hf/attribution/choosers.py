@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -58,6 +58,20 @@ class Task:
     """For the state of outer steps; None keeps none."""
     progress: tqdm | None = None
     """A bar that counts gradients of steps; None: each way shows its own, if any."""
+    known: dict[str, Tensor] = field(default_factory=dict)
+    """The scores (n,) of ways by their names, because several ways begin with the same ones."""
+    dev: dict[str, float] = field(default_factory=dict)
+    """The loss on the target's dev part of models trained on what a way chose, by the names of the
+    ways that have been measured.
+    """
+
+    def scores(self, way: Ranked) -> Tensor:
+        """(n,): what a way says of the rows. It is asked once."""
+        if way.name in self.known:
+            self.counted(way.gradients(self))
+        else:
+            self.known[way.name] = way.scores(self)
+        return self.known[way.name]
 
     @property
     def steps(self) -> int:
@@ -133,7 +147,7 @@ class Ranked(Chooser):
         """(n,): the higher, the sooner a row is chosen."""
 
     def weights(self, task: Task) -> Tensor:
-        return highest(self.scores(task), task.keep)
+        return highest(task.scores(self), task.keep)
 
 
 def highest(scores: Tensor, keep: int) -> Tensor:
@@ -257,6 +271,21 @@ def _flat(loss: Tensor, leaves: Parameters) -> Tensor:
     return torch.cat([x.flatten() for x in gradients])
 
 
+@dataclass(frozen=True)
+class BestOf(Ranked):
+    """The scores of that way whose rows were the best on the target's dev part. It has to be
+    measured before; of ways that were not, the first is taken.
+    """
+
+    ways: tuple[Ranked, ...]
+    """To choose from."""
+    name = "the best cheap way"
+    is_cheap = True
+
+    def scores(self, task: Task) -> Tensor:
+        return task.scores(min(self.ways, key=lambda way: task.dev.get(way.name, np.inf)))
+
+
 class InfluenceOfOne(Ranked):
     """The exact influence of a row on the target in one training, for each time it was read. Rows
     that it did not read have the mean.
@@ -307,7 +336,7 @@ class CalibratedScores(Ranked):
         return of_cheap + self.trainings * gradients_of(task.smooth, task.targets, 1)
 
     def scores(self, task: Task) -> Tensor:
-        features = _with_products(torch.stack([_ranks(x.scores(task)) for x in self.cheap]))
+        features = _with_products(torch.stack([_ranks(task.scores(x)) for x in self.cheap]))
         begin = RowWeights(torch.ones(task.num_rows))
         measured = []
         for number in range(self.trainings):
@@ -387,7 +416,7 @@ class OuterSteps(Chooser):
     def weights(self, task: Task) -> Tensor:
         begin = torch.ones(task.num_rows)
         if self.prior is not None:
-            begin = graded(self.prior.scores(task), round(self.room * task.keep))
+            begin = graded(task.scores(self.prior), round(self.room * task.keep))
         folder = None if task.folder is None else task.folder / self.name.replace(", ", "-")
         state = outer_steps(
             task.smooth,

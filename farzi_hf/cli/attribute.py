@@ -12,9 +12,16 @@ from transformers import Trainer
 from farzi_hf.attribution import Attribution, attribute
 from farzi_hf.attribution.attribution import ScoredRow
 from farzi_hf.cli import COMMANDS
-from farzi_hf.cli.own_rows import groups_of, histories, say, texts
+from farzi_hf.cli.own_rows import histories, say, texts
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
-from farzi_hf.cli.stock_training import STOCK, Setup, add_arguments, free_folder, show_log
+from farzi_hf.cli.stock_training import (
+    STOCK,
+    Setup,
+    add_arguments,
+    add_group_arguments,
+    free_folder,
+    show_log,
+)
 from farzi_hf.common.checks import check_size
 from farzi_hf.common.text import terminal_text
 from farzi_hf.engine import ADJOINTS
@@ -39,7 +46,7 @@ def command(argv: Sequence[str]) -> None:
             )
         output = free_folder(args.output_dir)
         setup = Setup.of(args, rest, [args.data, *args.test])
-        groups = groups_of(setup.rows[0], args.group)
+        groups = setup.groups(args)
         found, trainer, parts = _attributed(setup, args, groups, output)
     if trainer.is_world_process_zero():
         found.save(output)
@@ -71,11 +78,7 @@ def _parser() -> ArgumentParser:
         default=16,
         help="rows of each test that are taken (default: 16)",
     )
-    parser.add_argument(
-        "--group",
-        metavar="COLUMN",
-        help="scores groups of rows too, by a column of the data such as their source",
-    )
+    add_group_arguments(parser, "scores groups of rows too")
     parser.add_argument(
         "--trainings",
         type=int,

@@ -20,7 +20,8 @@ from transformers.models.auto import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 import farzi_hf.models  # noqa: F401
-from farzi_hf.cli.own_rows import Columns, OwnRows, history_rows, text_rows
+from farzi_hf.attribution import clusters
+from farzi_hf.cli.own_rows import Columns, OwnRows, groups_of, history_rows, text_rows
 from farzi_hf.common.files import find_file, is_taken, read_plain_file
 from farzi_hf.common.text import terminal_text
 from farzi_hf.data import SequenceCollator
@@ -62,6 +63,26 @@ def add_arguments(parser: ArgumentParser, output_dir: str) -> None:
     )
     parser.add_argument(
         "--lora", type=int, metavar="R", help="train adapters of rank R, not all; needs peft"
+    )
+
+
+def add_group_arguments(parser: ArgumentParser, what: str) -> None:
+    """Those that make groups of rows, see `Setup.groups`.
+
+    Args:
+        what: is done with groups, for the help.
+    """
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--group",
+        metavar="COLUMN",
+        help=f"{what}; a group is a value of this column, such as the source of a row",
+    )
+    either.add_argument(
+        "--clusters",
+        type=int,
+        metavar="N",
+        help="the same for N groups of rows of which the model, as it is, thinks alike",
     )
 
 
@@ -121,6 +142,19 @@ class Setup:
             names = _names_of_items(args.model, model, found[0].vocabulary)
             rows = [history_rows(each, names, most) for each in found]
         return cls(model, names, rows, how)
+
+    def groups(self, args: Namespace) -> list[str] | None:
+        """The group of each of the first rows; None if the arguments ask for none.
+
+        Args:
+            args: those of `add_group_arguments`.
+
+        Raises:
+            ValueError: a row has none, or there are fewer rows than clusters.
+        """
+        if args.clusters is None:
+            return groups_of(self.rows[0], args.group)
+        return clusters(self.trainer(), args.clusters)
 
     def trainer(self, **changes: Any) -> Trainer:
         """The stock Trainer of the first rows.

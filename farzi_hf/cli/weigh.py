@@ -16,6 +16,7 @@ from datasets import Dataset
 from farzi_hf.attribution.choice import Choice, Chosen, choose
 from farzi_hf.attribution.choosers import (
     AllRows,
+    BestOf,
     CalibratedScores,
     Chooser,
     CrossEntropyDifference,
@@ -34,9 +35,16 @@ from farzi_hf.attribution.smoothness import smooth_enough
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.attribution.weighing import number_kept
 from farzi_hf.cli import COMMANDS
-from farzi_hf.cli.own_rows import OwnRows, groups_of, say
+from farzi_hf.cli.own_rows import OwnRows, say
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
-from farzi_hf.cli.stock_training import STOCK, Setup, add_arguments, free_folder, show_log
+from farzi_hf.cli.stock_training import (
+    STOCK,
+    Setup,
+    add_arguments,
+    add_group_arguments,
+    free_folder,
+    show_log,
+)
 from farzi_hf.common.checks import check_size
 from farzi_hf.common.text import terminal_text
 from farzi_hf.data.seeds import Purpose, stream
@@ -58,7 +66,7 @@ def command(argv: Sequence[str]) -> None:
         output = free_folder(args.output_dir)
         tests = [] if args.target_test is None else [args.target_test]
         setup = Setup.of(args, rest, [args.data, args.target, *tests])
-        groups = groups_of(setup.rows[0], args.group)
+        groups = setup.groups(args)
         share = args.keep or ("10%" if groups is None else "100%")
         keep = number_kept(_share(share), len(setup.rows[0]))
         parts = _parts(setup.rows[1], setup.rows[2:], args.seed)
@@ -109,13 +117,9 @@ def _parser() -> ArgumentParser:
         help="other rows of it, for the table (default: a quarter of --target)",
     )
     parser.add_argument(
-        "--keep", help="rows that stay, a number or a share (default: 10%%; with --group all)"
+        "--keep", help="rows that stay, a number or a share (default: 10%%; with groups all)"
     )
-    parser.add_argument(
-        "--group",
-        metavar="COLUMN",
-        help="learns a share for each group too, such as the source of a row: a mixture",
-    )
+    add_group_arguments(parser, "learns a share of reading for each group too, a mixture")
     parser.add_argument(
         "--outer_steps", type=int, default=8, help="each costs six trainings (default: 8)"
     )
@@ -181,17 +185,16 @@ def _ways(outer_steps: int, groups: list[str] | None) -> list[Chooser]:
             NGramShares(of_rows),
             MixtureSteps(of_rows, outer_steps),
         ]
+    cheap = (NGramImportance(), CrossEntropyDifference(), GradientCosine())
     return [
         *mixtures,
         AllRows(),
         RandomRows(),
-        NGramImportance(),
-        CrossEntropyDifference(),
-        GradientCosine(),
+        *cheap,
         InfluenceOfOne(),
-        CalibratedScores((NGramImportance(), CrossEntropyDifference(), GradientCosine())),
+        CalibratedScores(cheap),
         OuterSteps(outer_steps),
-        OuterSteps(outer_steps, CrossEntropyDifference()),
+        OuterSteps(outer_steps, BestOf(cheap)),
     ]
 
 

@@ -75,6 +75,7 @@ class Purpose(IntEnum):
     WEIGHED_ORDER = 47  # (training): which rows it reads when
     CHOSEN_ROWS = 48  # (choice): rows that are chosen at random, or halves of a pool
     REAL_ROWS = 49  # windows of real rows that students read with a teacher's labels
+    ROW_CLUSTERS = 50  # the first centres of groups of training rows
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:

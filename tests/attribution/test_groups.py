@@ -6,11 +6,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from datasets import Dataset
 from scipy.stats import ttest_1samp
 from test_attribute import SETTINGS, N, rows, trainer
 from tiny_models import tiny_model
 
-from farzi_hf.attribution import Attribution, attribute
+from farzi_hf.attribution import Attribution, attribute, clusters
 from farzi_hf.attribution.groups import Groups, intervals_over_trainings
 from farzi_hf.attribution.replay import Replay
 from farzi_hf.data import SequenceCollator
@@ -142,3 +143,29 @@ def test_scores_without_groups_have_none(found):
     assert plain.group_names == []
     with pytest.raises(ValueError, match=r"has no groups; give attribute\(…, groups=\)"):
         _ = plain.group_scores
+
+
+# -- groups by the model's own states --------------------------------------------------------------
+
+
+def test_rows_that_the_model_reads_alike_are_a_cluster(tmp_path):
+    """Rows of low ids and rows of high ones, in turn, and of unequal lengths."""
+    draw = np.random.default_rng(0)
+    ids = [(draw.integers(1, 4, 4 + i % 3) + 9 * (i % 2)).tolist() for i in range(20)]
+    of = trainer(tmp_path, data=Dataset.from_dict({"input_ids": ids}))
+    found = clusters(of, 2)
+    assert len(set(found[::2])) == len(set(found[1::2])) == 1
+    assert found[0] != found[1]
+    for name, first in ((found[0], 0), (found[1], 1)):
+        assert int(name.removeprefix("like row ")) % 2 == first
+    assert clusters(of, 2) == found
+    assert set(clusters(of, 1)) == {clusters(of, 1)[0]}
+    scores = attribute(of, rows(3, seed=1), groups=found)
+    assert scores.group_names == [found[0], found[1]]
+
+
+def test_there_are_no_more_clusters_than_rows(tmp_path):
+    with pytest.raises(ValueError, match="count=11: there are 10 training rows; ask for fewer"):
+        clusters(trainer(tmp_path), 11)
+    with pytest.raises(ValueError, match="count"):
+        clusters(trainer(tmp_path), 0)

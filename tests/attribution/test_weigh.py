@@ -25,6 +25,7 @@ from farzi_hf.attribution import influence, weigh
 from farzi_hf.attribution.choice import Choice, Chosen, choose, interval
 from farzi_hf.attribution.choosers import (
     AllRows,
+    BestOf,
     CalibratedScores,
     CrossEntropyDifference,
     GradientCosine,
@@ -32,6 +33,7 @@ from farzi_hf.attribution.choosers import (
     NGramImportance,
     OuterSteps,
     RandomRows,
+    Ranked,
     Task,
     calibrated,
     graded,
@@ -417,6 +419,40 @@ def test_ways_are_compared_and_the_dev_part_decides(tmp_path):
     assert row["test"] == pytest.approx(float(np.exp(np.mean(found.tried[0].test))))
     assert found.best.method in found.verdict
     assert "the best that needs no meta-gradient" in found.verdict
+
+
+class Counted(Ranked):
+    """Prefers the last rows, and counts how often it is asked."""
+
+    name = "the last rows"
+    is_cheap = True
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def scores(self, task: Task) -> torch.Tensor:
+        self.asked += 1
+        return torch.arange(task.num_rows).float()
+
+
+def test_outer_steps_begin_with_the_way_that_is_the_best_on_the_dev_part(tmp_path):
+    task = task_of(tmp_path)
+    last, alike = Counted(), NGramImportance()
+    best = BestOf((last, alike))
+    assert torch.equal(best.scores(task), last.scores(task))  # nothing is measured yet
+    choose(task, [last, alike], {"target": target(4)}, {"target": target(5)}, trainings=2)
+    assert task.dev[alike.name] < task.dev[last.name]
+    steps = OuterSteps(1, best)
+    assert steps.name == "1 outer steps, from the best cheap way"
+    assert torch.equal(steps.weights(task), OuterSteps(1, alike).weights(task))
+
+
+def test_a_way_that_several_begin_with_is_asked_once(tmp_path):
+    task, way = task_of(tmp_path), Counted()
+    CalibratedScores((way, NGramImportance()), trainings=1).weights(task)
+    assert int(way.weights(task)[-GOOD:].sum()) == GOOD
+    OuterSteps(1, way).weights(task)
+    assert way.asked == 1
 
 
 def test_the_verdict_names_a_cheap_way_that_is_as_good():

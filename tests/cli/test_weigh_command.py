@@ -229,6 +229,10 @@ def test_groups_and_targets_are_scored_and_printed(folder, tmp_path, capsys):
     assert "| group | rows |" in printed
     assert re.search(r"^\| [ab] +\| +15 \|", printed, flags=re.M)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    main([*command, "--clusters", "3", *how[:6], "--output_dir", str(tmp_path / "clusters")])
+    names = Attribution.load(tmp_path / "clusters").group_names
+    assert 1 < len(names) <= 3
+    assert all(name.startswith("like row ") for name in names)
     with pytest.raises(
         SystemExit, match="--group 'kind': row 0 has none; its columns are 'prompt'"
     ):

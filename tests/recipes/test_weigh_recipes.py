@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
+from pathlib import Path
 
 import mixture
 import numpy as np
+import pytest
 import weigh
+import weigh_pretrained
+import weigh_users
+from tiny_models import config_of
+from transformers import AutoModelForCausalLM
 
-from farzi_hf.data import load_sample_text
+from farzi_hf.data import load_sample_text, word_tokenizer
 
 TINY = (
     "--of_each 40 --target_rows 12 --test_rows 12 --keep 30 --steps 4 --batch_size 6 --width 8"
@@ -34,19 +41,23 @@ def test_all_ways_are_compared_and_a_run_goes_on(tmp_path, capsys):
     assert again == rows
 
 
-def test_a_pool_holds_what_it_says():
+def test_a_pool_holds_what_it_says(tmp_path):
     args = weigh.parse(["--pool", "sample", *TINY.split()])
-    pool = weigh.sample(args, np.random.default_rng(0))
+    pool = weigh.sample(args, np.random.default_rng(0), tmp_path)
     assert pool.sources == ["clean"] * 40 + ["shuffled"] * 40 + ["others"] * 40
-    clean = set(pool.texts[:40])
-    held_out = {*pool.target, *pool.dev, *pool.test}
+    texts = [row["text"] for row in pool.rows.own]
+    clean = set(texts[:40])
+    held_out = {row["text"] for part in (pool.target, pool.dev, pool.test) for row in part.own}
     assert len(held_out) == 36
     assert not held_out & clean
-    assert all(len(set(text.split())) > 1 for text in pool.texts[40:80])
+    assert all(len(set(text.split())) > 1 for text in texts[40:80])
+    assert pool.is_wanted == [True] * 40 + [False] * 80
 
 
-def test_sources_by_targets_and_their_mixtures(tmp_path, capsys):
-    folder = tmp_path / "instructions"
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory) -> Path:
+    """A pool of instructions from three sources, and two targets."""
+    folder = tmp_path_factory.mktemp("data") / "instructions"
     folder.mkdir()
     texts = load_sample_text(150)["train"]["text"]
 
@@ -66,9 +77,13 @@ def test_sources_by_targets_and_their_mixtures(tmp_path, capsys):
     for number, name in enumerate(("gsm8k", "cosmos")):
         write(f"{name}_dev", texts[60 + 20 * number :][:10], [name])
         write(f"{name}_test", texts[70 + 20 * number :][:10], [name])
+    return folder.parent
+
+
+def test_sources_by_targets_and_their_mixtures(data_dir, tmp_path, capsys):
     mixture.main(
         [
-            *("--data_dir", str(tmp_path), "--output_dir", str(tmp_path / "out")),
+            *("--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out")),
             *("--targets", "gsm8k", "cosmos", "--rows", "50", "--steps", "4", "--width", "8"),
             *("--batch_size", "4", "--vocab_size", "300", "--outer_steps", "1"),
             *("--trainings", "2"),
@@ -82,3 +97,161 @@ def test_sources_by_targets_and_their_mixtures(tmp_path, capsys):
     assert of["equal shares"]["share of its own source"] == "0.33"
     assert "mixture, 1 outer steps" in of
     assert (tmp_path / "out" / "matrix" / "groups.png").exists()
+
+
+# -- instructions ----------------------------------------------------------------------------------
+
+
+def test_a_share_of_the_answers_is_spoilt_in_three_ways():
+    rows = [
+        {
+            "prompt": f"p{i}",
+            "completion": " ".join(f"w{i}.{j}" for j in range(6)),
+            "source": "ab"[i % 2],
+        }
+        for i in range(60)
+    ]
+    rows.append({"prompt": "p", "completion": "yes", "source": "alone"})
+    given = [dict(row) for row in rows]
+    found = weigh.with_spoilt_answers(rows, 1.0, np.random.default_rng(0))
+    assert rows == given
+    kinds = Counter(row["source"].split(")")[0] for row in found)
+    assert kinds.keys() == {"spoilt (another answer", "spoilt (shuffled", "spoilt (cut"}
+    assert max(kinds.values()) - min(kinds.values()) <= 3  # and one word can only be another
+    answers = {row["completion"] for row in rows}
+    for row, other in zip(given, found, strict=True):
+        assert other["prompt"] == row["prompt"]
+        assert other["completion"] != row["completion"]
+        words = row["completion"].split()
+        if "another" in other["source"]:
+            assert other["completion"] in answers
+        elif "cut" in other["source"]:
+            assert other["completion"].split() == words[:3]
+        else:
+            assert sorted(other["completion"].split()) == sorted(words)
+    # Another row's answer is one of the same source, if there is one.
+    for other in found[:-1]:
+        if "another" in other["source"]:
+            place = int(other["completion"].split(".")[0].removeprefix("w"))
+            assert rows[place]["source"] == other["source"][-1]
+    half = weigh.with_spoilt_answers(rows, 0.5, np.random.default_rng(0))
+    assert sum(row["source"].startswith("spoilt") for row in half) == 30
+
+
+def test_answers_are_learnt_by_a_model_that_other_rows_have_pretrained(data_dir, tmp_path, capsys):
+    command = [
+        *("--pool", "instructions", "--data_dir", str(data_dir), "--target", "gsm8k"),
+        *("--output_dir", str(tmp_path), "--spoilt", "0.5", "--pretrain_steps", "6"),
+        *TINY.split(),
+        *("--of_each", "12", "--keep", "6", "--vocab_size", "300"),
+        *("--only", "all rows", "n-gram importance", "1 outer steps, from the best cheap way"),
+    ]
+    weigh.main(command)
+    printed = capsys.readouterr().out
+    assert "pretrained on 24 rows" in printed
+    folder = tmp_path / "instructions-gsm8k-0-spoilt-0.5"
+    rows = json.loads((folder / "table.json").read_text())["rows"]
+    of = {row["method"]: row for row in rows}
+    assert of["oracle"]["spoilt ones of it"] == "0"
+    assert of["1 outer steps, from the best cheap way"]["rows"] == "6"
+    args = weigh.parse(command)
+    pool = weigh.instructions(args, np.random.default_rng(0), folder)
+    everything = of["all rows"]
+    assert everything["rows"] == str(len(pool.sources))
+    counted = sum(int(everything[name]) for name in ("of the wanted kind", "spoilt ones of it"))
+    assert counted == sum("gsm8k" in source for source in pool.sources)
+    assert sum(source.startswith("spoilt") for source in pool.sources) == 18
+    start = weigh.trainer_of(pool, args, folder).model_init().state_dict()
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "pretrained-0").state_dict()
+    assert all(bool((start[name] == x).all()) for name, x in saved.items())
+    assert "pretrained on" not in capsys.readouterr().out  # it is taken as it was saved
+    predicted = [sum(label >= 0 for label in labels) for labels in pool.rows.labels]
+    assert all(0 < n < len(ids) for n, ids in zip(predicted, pool.rows.ids, strict=True))
+
+
+# -- a pretrained model ----------------------------------------------------------------------------
+
+
+def test_the_area_under_the_curve_counts_pairs():
+    draw = np.random.default_rng(0)
+    scores = draw.integers(0, 5, 40)
+    is_right = draw.integers(0, 2, 40) > 0
+    pairs = [
+        (right > wrong) + 0.5 * (right == wrong)
+        for right in scores[is_right]
+        for wrong in scores[~is_right]
+    ]
+    assert weigh_pretrained.auc(scores, is_right) == pytest.approx(np.mean(pairs))
+
+
+@pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)  # peft 0.21 asks for it
+def test_half_of_the_rows_have_the_answer_of_another_row(data_dir, tmp_path, capsys):
+    texts = load_sample_text(150)["train"]["text"]
+    tokenizer = word_tokenizer(texts, 300)
+    tokenizer.save_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_config(config_of("llama", len(tokenizer)))
+    model.save_pretrained(tmp_path / "model")
+    command = [
+        *("--model", str(tmp_path / "model"), "--data_dir", str(data_dir), "--source", ""),
+        *("--output_dir", str(tmp_path / "out"), "--rows", "20", "--target_rows", "6"),
+        *("--steps", "4", "--outer_steps", "2", "--lora", "2", "--quiet", "--cosine"),
+    ]
+    args = weigh_pretrained.parse(command)
+    with gzip.open(data_dir / "instructions" / "pool.jsonl.gz", "rt") as file:
+        pool = [json.loads(line) for line in file]
+    rows, target, is_right = weigh_pretrained.drawn(pool, tokenizer, args)
+    assert sum(is_right) == 10
+    assert all(row in pool for row in target)
+    own = [row in pool for row in rows]
+    assert own == is_right
+    assert all(row["completion"] in {each["completion"] for each in pool} for row in rows)
+    weigh_pretrained.main(command)
+    printed = capsys.readouterr().out
+    table = json.loads((tmp_path / "out" / "table.json").read_text())["table"]
+    assert [row["way"].split(" (")[0] for row in table] == [
+        "the pretrained model's own loss of the answer",
+        "n-gram importance",
+        "cross-entropy difference",
+        "gradient cosine",
+        "weights after 1 outer steps",
+        "weights after 2 outer steps",
+    ]
+    assert "| way" in printed
+    with pytest.raises(ValueError, match="--rows and --target_rows ask for 86 rows"):
+        weigh_pretrained.drawn(pool, tokenizer, weigh_pretrained.parse([*command, "--rows", "80"]))
+
+
+# -- users' histories ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", weigh_users.BOTS)
+def test_bots_make_histories_up(kind):
+    draw = np.random.default_rng(0)
+    real = [draw.integers(1, 40, 5 + i % 3).tolist() for i in range(100)]
+    made_up = weigh_users.BOTS[kind](real, 30, np.random.default_rng(1))
+    assert len(made_up) == 30
+    assert {len(row) for row in made_up} <= {5, 6, 7}
+    assert {item for row in made_up for item in row} <= set(range(1, 40))
+    different = {tuple(row) for row in made_up}
+    assert (len(different) == 1) == (kind == "copied")
+
+
+def test_histories_are_chosen_and_hit_rates_measured(tmp_path, capsys):
+    weigh_users.main(
+        [
+            *("--dataset", "sample_interactions", "--output_dir", str(tmp_path)),
+            *("--steps", "3", "--outer_steps", "1", "--trainings", "2", "--splits", "0", "1"),
+        ]
+    )
+    printed = capsys.readouterr().out
+    splits = json.loads((tmp_path / "table.json").read_text())["splits"]
+    assert len(splits) == 2
+    of = {row["method"]: row for row in splits[0]}
+    oracle = of["real histories alone (oracle)"]
+    assert (oracle["rows"], oracle["bots"]) == (800, 0)
+    assert (of["all rows"]["rows"], of["all rows"]["bots"]) == (1000, 200)
+    assert all(row["rows"] == 800 for name, row in of.items() if name != "all rows")
+    assert all(0 <= each["hr@10"] <= each["hr@100"] <= 1 for each in oracle["measured"])
+    assert printed.count("| chosen by the dev part") == 2
