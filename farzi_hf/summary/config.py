@@ -42,8 +42,8 @@ class FarziDataConfig(PreTrainedConfig):
             `summary.forms`.
             Inputs that are drawn or written do not run out, and μ is then the number of rows that
             tables and pages show.
-        labels: "shared", "own", "teacher" or "real", what it should predict; see `summary.forms`. Shared
-            labels need soft inputs.
+        labels: "shared", "own", "teacher" or "real", what it should predict; see `summary.forms`.
+            Shared labels need soft inputs.
         label_dim: e, numbers stored per position for labels of its own; by default `latent_dim`.
         teacher: the config of a carried teacher, arguments of `AutoConfig.for_model`.
         seed: of inputs that do not run out.
@@ -53,13 +53,14 @@ class FarziDataConfig(PreTrainedConfig):
             are stored; see `store.tensor_file` and `FarziData.store_as`.
         vocabulary_hash: the hash of the tokenizer or item list, see `data.vocabulary`, `None` while
             there is none.
-        **kwargs: the sizes that a form alone has, see `Form.sizes`: with inputs="rows" `num_rows`, n,
-            the rows of the data that have weights, and `row_words`, how many integers of 32 bits
+        **kwargs: the sizes that a form alone has, see `Form.sizes`: with inputs="rows" `num_rows`,
+            n, the rows of the data that have weights, and `row_words`, how many integers of 32 bits
             hold the rows that stay. Then what every config of transformers takes.
 
     Raises:
         ValueError: a size is too small or too large, τ or latent_std is not a positive finite
-            number, JSON cannot store `inner`, students cannot begin as it says, or the origin or the hash is no text.
+            number, JSON cannot store `inner`, students cannot begin as it says, or the origin or
+            the hash is no text.
     """
 
     model_type = "farzi_data"
