@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers import Trainer
 
 from farzi_hf.attribution import Attribution, attribute
-from farzi_hf.attribution.attribution import Row
+from farzi_hf.attribution.attribution import ScoredRow
 from farzi_hf.cli import COMMANDS
 from farzi_hf.cli.own_rows import histories, say, texts
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
@@ -173,7 +173,7 @@ def _print_rows(found: Attribution, args: Namespace) -> None:
             say(_line(row, sign))
 
 
-def _line(row: Row, sign: int) -> str:
+def _line(row: ScoredRow, sign: int) -> str:
     """A row, and its first tokens of that sign."""
     first = sorted(row.tokens, key=lambda token: -sign * token.score)[:4]
     marked = "".join(f"  [{token.text.strip()} {token.score:+.1e}]" for token in first)
