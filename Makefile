@@ -22,7 +22,7 @@ demo: $(VENV)/.installed ## distil the embedded corpus and interactions: tables,
 	$(LAUNCH) recipes/recsys.py --config recipes/configs/demo_recsys.yaml
 
 test: $(VENV)/.installed ## the test suite, without the tests marked slow or gpu
-	$(BIN)/python -m pytest -n logical -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder -m "not slow and not gpu"
 
 test-slow: $(VENV)/.installed ## the tests marked slow; those of the fake device too, where a compiler is
 	-PYTHONPATH=tests/device $(BIN)/python -c "import fake_cuda; fake_cuda.is_needed() and not fake_cuda.is_built() and fake_cuda.build()"

@@ -45,7 +45,7 @@ from farzi_hf.report import (
     save_text,
 )
 from farzi_hf.report.plots import plot_comparison
-from farzi_hf.report.rows import prediction_of, stock_arguments, train_stock
+from farzi_hf.report.rows import prediction_of, student_arguments, train_stock
 from farzi_hf.summary.teacher import plain_config
 
 
@@ -248,7 +248,9 @@ def trained(
                 fan_in_fan_out=gpt2,
             )
             model = get_peft_model(model, adapters)
-        arguments = stock_arguments(c, args.output_dir, seed, **{"max_steps": c.steps, **settings})
+        arguments = student_arguments(
+            c, args.output_dir, seed, **{"max_steps": c.steps, **settings}
+        )
         return train_stock(model, rows(seed), collator, arguments)
 
     name = f"{method}, LoRA" if lora else method
@@ -289,7 +291,7 @@ def on_summary(c: Comparison, args: FinetuneArguments) -> list[Measured]:
     """
     farzi, inner = c.farzi, c.farzi.config.inner
     if farzi.is_endless:
-        name = f"Farzi, {farzi.forms.inputs.row_words}"
+        name = f"Farzi, {farzi.forms.inputs.result_words}"
         nbytes = farzi.nbytes
         rows = lambda seed: farzi.as_dataset(seed=seed)  # noqa: E731
         return [trained(c, args, name, rows, farzi.collator(), nbytes, rank) for rank in args.ranks]

@@ -34,6 +34,10 @@ os.environ["HF_UPDATE_DOWNLOAD_COUNTS"] = (
     "0"  # datasets would tell the Hub of each file that it reads
 )
 
+# It waits for the disk, for the case of a power cut, which no test makes: a process that is killed
+# leaves to the system what it has written.
+os.fsync = lambda descriptor: None
+
 # Under nohup, or in the background of a script, signals are ignored, here and in the processes that
 # tests start.
 for _name, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
@@ -63,11 +67,23 @@ settings.register_profile("farzi", deadline=None)  # on a busy machine any examp
 settings.load_profile("farzi")
 
 
+_LONGEST = (
+    "test_readme.py",
+    "test_opened_files.py",
+    "test_suggestion.py",
+    "test_front_door.py",
+    "test_chat_template.py",
+    "test_weigh.py",
+    "test_fake_device.py",
+)
+"""Files that take ten seconds and more."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests have ten minutes. The longest come first, the pages and all hostile summaries:
-    last, they would leave one core idle.
+    """Slow tests have ten minutes. The longest files come first: last, they would leave one core
+    idle, because `make test` gives a file to one process, which makes its fixtures once.
     """
-    items.sort(key=lambda item: item.path.name not in ("test_readme.py", "test_opened_files.py"))
+    items.sort(key=lambda item: item.path.name not in _LONGEST)
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(600))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from datasets import DatasetDict
@@ -170,7 +173,13 @@ def use_small_data(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(bootstrap_interval, "__defaults__", tuple({**given, "resamples": 100}.values()))
     patch.setitem(TEXTS, "sample", lambda data_dir: small_text())
     patch.setattr(items, "load_sample_interactions", small_interactions)
-    # tests/report/test_full_data.py has the choice of a way, and long trainings.
+    shorten_full_data(patch)
+
+
+def shorten_full_data(patch: pytest.MonkeyPatch) -> None:
+    """One way to train on all data, for a short time. tests/report/test_full_data.py has the choice
+    of a way, and long trainings.
+    """
     patch.setattr(full_data.FullData.__init__, "__defaults__", (full_data.WAYS[:1],))
     patch.setattr(full_data, "_TIMED", 2)
     patch.setattr(full_data, "_LONGER", 2)
@@ -184,3 +193,24 @@ def small_text() -> DatasetDict:
 @cache
 def small_interactions() -> Interactions:
     return load_sample_interactions(USERS)
+
+
+class Finished(NamedTuple):
+    """A run that is over: its folder, and what it printed to stdout and to stderr."""
+
+    output: Path
+    printed: str
+    shown: str
+
+
+def finished(main, argv: list[str], output: Path) -> Finished:
+    """Runs a recipe on small data."""
+    printed, shown = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(shown),
+    ):
+        use_small_data(patch)
+        main([*argv, "--output_dir", str(output)])
+    return Finished(output, printed.getvalue(), shown.getvalue())

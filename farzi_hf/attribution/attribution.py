@@ -70,8 +70,8 @@ class ScoredToken(NamedTuple):
     """Its part of the score of the row."""
 
 
-class Row(NamedTuple):
-    """A training row."""
+class ScoredRow(NamedTuple):
+    """A training row with its score."""
 
     row: int
     """Its number."""
@@ -184,7 +184,7 @@ class Attribution:
             )
         return self.groups
 
-    def top(self, k: int = 10, query: int | None = None) -> list[Row]:
+    def top(self, k: int = 10, query: int | None = None) -> list[ScoredRow]:
         """The k rows that lowered a query's loss the most, the best first; by default the mean loss
         of all queries.
         """
@@ -199,10 +199,10 @@ class Attribution:
                 texts = self.tokens[row]
                 scores_of_row = token_scores[row, : len(texts)].tolist()  # without the padding
                 tokens = tuple(map(ScoredToken, texts, scores_of_row))
-            rows.append(Row(row, score, self.texts[row], tokens))
+            rows.append(ScoredRow(row, score, self.texts[row], tokens))
         return rows
 
-    def bottom(self, k: int = 10, query: int | None = None) -> list[Row]:
+    def bottom(self, k: int = 10, query: int | None = None) -> list[ScoredRow]:
         """The k rows that raised it the most, the worst first; where fewer did, those that lowered
         it the least come after them.
         """

@@ -143,9 +143,12 @@ class Scorer:
             itertools.repeat(1, self._forward),
             itertools.repeat(self._back(group) // evaluations),
         )
+        before = progress.n
         shown = replace(replay, on_gradient=lambda: progress.update(next(costs)))
         with replay.trainer.accelerator.autocast():
             scores = influence(shown, losses_of_queries, weights=self.weights, adjoint=self.adjoint)
+        # Graphs that were kept on the way forward need no gradient on the way back.
+        progress.update(before + self.gradients(group) - progress.n)
         scores = accelerate.utils.reduce(scores, "sum")  # each process knows what its rows did
         return GroupScores(scores.cpu().contiguous(), torch.stack(losses).cpu())
 

@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers import Trainer
 
 from farzi_hf.attribution import Attribution, attribute
-from farzi_hf.attribution.attribution import Row
+from farzi_hf.attribution.attribution import ScoredRow
 from farzi_hf.cli import COMMANDS
 from farzi_hf.cli.own_rows import histories, say, texts
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
@@ -66,36 +66,36 @@ def _parser() -> ArgumentParser:
         "--test",
         required=True,
         action="append",
-        help="the queries, in the form of the data; given several times, each data set is one query,"
-        " the mean loss over its rows",
+        help="the queries, in the form of the data; if given several times, each data set is one"
+        " query, the mean loss over its rows",
     )
     parser.add_argument(
-        "--mean", action="store_true", help="a single --test is one query too, its mean loss"
+        "--mean", action="store_true", help="treat a single --test as one query too, its mean loss"
     )
     parser.add_argument(
         "--queries",
         type=int,
         default=16,
-        help="rows of each test that are taken (default: 16)",
+        help="rows taken from each test (default: 16)",
     )
-    add_group_arguments(parser, "scores groups of rows too")
+    add_group_arguments(parser, "also score groups of rows")
     parser.add_argument(
         "--trainings",
         type=int,
         default=1,
-        help="the mean over so many orders of the rows, over which groups then have intervals"
+        help="average over this many orders of the rows; groups then have intervals over them"
         " (default: 1)",
     )
     parser.add_argument(
         "--per_token",
         action="store_true",
-        help="score each token of a row too; the first ones are printed",
+        help="also score each token of a row; the first ones are printed",
     )
     parser.add_argument(
         "--damping",
         type=float,
         default=0.0,
-        help="1: less exact; says more of leaving out many rows (default 0)",
+        help="1: less exact, but a better guide to leaving out many rows (default: 0)",
     )
     parser.add_argument(
         "--adjoint", choices=ADJOINTS, help="by default a fast one that needs little memory"
@@ -103,7 +103,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="then train with the Trainer too, and compare the weights",
+        help="afterwards train with the Trainer too, and compare the weights",
     )
     parser.add_argument(
         "--top", type=int, default=10, help="rows of each kind to print (default: 10)"
@@ -173,7 +173,7 @@ def _print_rows(found: Attribution, args: Namespace) -> None:
             say(_line(row, sign))
 
 
-def _line(row: Row, sign: int) -> str:
+def _line(row: ScoredRow, sign: int) -> str:
     """A row, and its first tokens of that sign."""
     first = sorted(row.tokens, key=lambda token: -sign * token.score)[:4]
     marked = "".join(f"  [{token.text.strip()} {token.score:+.1e}]" for token in first)

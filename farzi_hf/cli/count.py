@@ -91,28 +91,32 @@ def _parser() -> ArgumentParser:
         help="what to count: a file, a folder, a data set of the Hub, or one of the library;"
         " or a folder that was counted",
     )
-    parser.add_argument("--output_dir", help="a new folder for the model; by default it is lost")
+    parser.add_argument(
+        "--output_dir", help="a new folder for the model; by default it is not kept"
+    )
     parser.add_argument(
         "--order", type=int, help="text: length of the n-grams; by default the best of 1 to 5"
     )
     parser.add_argument(
-        "--score", metavar="FILE", help="what the model has on other rows of text, or other users"
+        "--score", metavar="FILE", help="measure the model on other rows of text, or other users"
     )
-    parser.add_argument("--generate", type=int, metavar="N", help="write N texts")
-    parser.add_argument("--prompt", default="", help="what each of these texts begins with")
+    parser.add_argument("--generate", type=int, metavar="N", help="generate N texts")
+    parser.add_argument("--prompt", default="", help="beginning of each of these texts")
     parser.add_argument(
-        "--tokens", type=int, default=128, help="the most that a text has (default: 128)"
+        "--tokens", type=int, default=128, help="most tokens of such a text (default: 128)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of these texts (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of these texts (default: 0)")
     parser.add_argument(
-        "--recommend", metavar="FILE", help="the best items for each user of these interactions"
+        "--recommend", metavar="FILE", help="recommend items to each user of these interactions"
     )
-    parser.add_argument("--top_k", type=int, default=10, help="of these items (default: 10)")
+    parser.add_argument("--top_k", type=int, default=10, help="number of these items (default: 10)")
     known = {field.name: field for field in fields(RunSettings)}
     for name in _OF_DATA:
         kind = int if name in _INTEGERS else str
         parser.add_argument(f"--{name}", type=kind, help=known[name].metadata["help"])
-    parser.add_argument("--split_seed", type=int, default=0, help="of users' split (default: 0)")
+    parser.add_argument(
+        "--split_seed", type=int, default=0, help="seed of the split of the users (default: 0)"
+    )
     return parser
 
 

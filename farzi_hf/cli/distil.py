@@ -40,7 +40,7 @@ from farzi_hf.report.trials import CountingWins, Suggestion
 from farzi_hf.report.verdict import Verdict, first_rows
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import INPUTS, LABELS
-from farzi_hf.tasks import Row
+from farzi_hf.tasks import ResultRow
 
 RESULTS, START = "results.json", "start.json"
 FIGURES = ("distillation", "comparison", "tokens")
@@ -314,7 +314,7 @@ class Distillation:
     def _named(self, row: str) -> str:
         """The name of a row, with that of its inputs and of how its students begin."""
         return row.format(
-            inputs=INPUTS[self.args.inputs].row_words,
+            inputs=INPUTS[self.args.inputs].result_words,
             start=self.trainer.training.student_start.word,
         )
 
@@ -359,7 +359,7 @@ class Distillation:
 def draw(
     c: Comparison,
     history: Sequence[Mapping[str, Any]],
-    rows: Sequence[Row],
+    rows: Sequence[ResultRow],
     folder: Path,
     whole: bool = True,
     show_rows: bool = False,

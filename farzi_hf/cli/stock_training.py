@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import warnings
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 from accelerate import PartialState
 from transformers import HfArgumentParser, PreTrainedModel, Trainer, TrainingArguments
 from transformers.models.auto import AutoConfig, AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 import farzi_hf.models  # noqa: F401
 from farzi_hf.attribution import clusters
@@ -249,7 +251,15 @@ def model_of(name: str, rank: int | None) -> PreTrainedModel:
         raise ValueError(f"--lora {rank} needs peft: pip install peft") from None
     targets = USUAL.get(config.model_type, "all-linear")
     generates = hasattr(model, "prepare_inputs_for_generation")
-    return get_peft_model(
-        model,
-        LoraConfig(task_type="CAUSAL_LM" if generates else None, r=rank, target_modules=targets),
+    adapters = LoraConfig(
+        task_type="CAUSAL_LM" if generates else None,
+        r=rank,
+        target_modules=targets,
+        # Matrices of GPT-2 lie the other way round. Peft would see that too, with a warning.
+        fan_in_fan_out=any(isinstance(part, Conv1D) for part in model.modules()),
     )
+    with warnings.catch_warnings():
+        # peft 0.21 asks transformers for a property by its old name.
+        message = "`is_gradient_checkpointing` is deprecated"
+        warnings.filterwarnings("ignore", message, FutureWarning)
+        return get_peft_model(model, adapters)

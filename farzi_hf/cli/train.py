@@ -1,12 +1,16 @@
 """`farzi train SUMMARY`: trains a model on a summary, with the stock Trainer."""
 
+from __future__ import annotations
+
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
 import farzi_hf.models  # noqa: F401
@@ -30,6 +34,41 @@ def command(argv: Sequence[str]) -> None:
     """Trains, and saves the model and its tokenizer. With `--evaluate`, it also prints metrics on
     the real test split.
     """
+    args = arguments(argv)
+    keep_freed_memory()
+    with ends_in_one_line(
+        "farzi train", FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError
+    ):
+        check(args)
+        farzi = FarziData.from_pretrained(summary_at(args.summary), args.revision)
+        farzi.forms.inputs.check_ready()  # before a model is made, which may take long
+        real = RealRows.of(farzi, args) if args.evaluate else None
+        longest = farzi.config.sequence_length
+        changes = {} if args.steps is None else {"max_steps": args.steps}
+        if real is not None:
+            longest = max(longest, *map(len, real.test["input_ids"]))
+            changes |= real.arguments_of_trainer()
+        model = model_of(farzi, args, longest)
+        start = farzi.student_start if args.start is None else STUDENT_STARTS[args.start]
+        trainer = farzi.trainer(model, args.output_dir, start=start, seed=args.seed, **changes)
+        started = time.perf_counter()
+        trainer.train()
+        seconds = round(time.perf_counter() - started, 2)
+        output = Path(args.output_dir)
+        trainer.model.save_pretrained(output)
+        vocabulary_of(farzi.processing_class).save(output)
+        steps = trainer.state.global_step
+        print(f"{steps} steps on {args.summary}, {start.word} start; the model is in {output}")
+        if real is None:
+            return
+        metrics = trainer.evaluate(real.test, metric_key_prefix="test")
+        print("\n".join(f"{name}: {value:.4g}" for name, value in figures_of(metrics).items()))
+        if args.data is not None:
+            print(f"\nVerdict: {verdict(farzi, real.data, trainer, seconds)}")
+
+
+def arguments(argv: Sequence[str]) -> Namespace:
+    """The arguments of `farzi train`."""
     parser = ArgumentParser(
         "farzi train", description="Trains a model on a summary with the settings that it carries."
     )
@@ -63,71 +102,61 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--tokenizer", help="the summary's tokenizer, if --evaluate needs its chat template"
     )
-    args = parser.parse_args(argv)
-    keep_freed_memory()
-    with ends_in_one_line(
-        "farzi train", FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError
-    ):
-        if args.steps is not None and args.steps < 1:
-            raise ValueError(f"--steps {args.steps} trains nothing: give at least 1")
-        for name in ("data_dir", "data", "tokenizer"):
-            if not args.evaluate and (value := getattr(args, name)) is not None:
-                raise ValueError(
-                    f"--{name} {value!r} is for --evaluate alone: give both, or neither"
-                )
-        output = Path(args.output_dir)
-        if is_taken(output):
-            raise ValueError(
-                f"--output_dir {str(output)!r} exists already and is not empty: choose another"
-                " folder"
-            )
-        farzi = FarziData.from_pretrained(summary_at(args.summary), args.revision)
-        longest = farzi.config.sequence_length
+    return parser.parse_args(argv)
+
+
+def check(args: Namespace) -> None:
+    """Raises ValueError if arguments do not fit each other, or the folder is taken."""
+    if args.steps is not None and args.steps < 1:
+        raise ValueError(f"--steps {args.steps} trains nothing: give at least 1")
+    for name in ("data_dir", "data", "tokenizer"):
+        value = getattr(args, name)
+        if value is not None and not args.evaluate:
+            raise ValueError(f"--{name} {value!r} is for --evaluate alone: give both, or neither")
+    output = Path(args.output_dir)
+    if is_taken(output):
+        raise ValueError(
+            f"--output_dir {str(output)!r} exists already and is not empty: choose another folder"
+        )
+
+
+@dataclass(frozen=True)
+class RealRows:
+    """The real data of a summary, for `--evaluate`."""
+
+    data: TaskData
+    """What the summary was distilled from."""
+    test: Dataset
+    """The rows of its test split."""
+
+    @classmethod
+    def of(cls, farzi: FarziData, args: Namespace) -> RealRows:
+        """Those of a summary, where the arguments say that they are."""
         given = {"dataset": args.data, "tokenizer": args.tokenizer}
         named = {name: value for name, value in given.items() if value is not None}
-        data = TaskData.of_summary(farzi, args.data_dir, **named) if args.evaluate else None
-        changes, measures = {} if args.steps is None else {"max_steps": args.steps}, {}
-        if data is not None:
-            seed = check_seed(farzi.results.recipe.get("seed", 42), "recipe.yaml: seed")
-            test = data.task.evaluation_rows(
-                data.splits(data.seeds(seed)[0])["test"], farzi.config.sequence_length
-            )
-            longest = max(longest, *map(len, test["input_ids"]))
-            changes["label_names"] = list(data.task.label_names)
-            measures = {
-                name: getattr(data.task, name)
-                for name in ("compute_metrics", "preprocess_logits_for_metrics")
-            }
-        model = model_of(farzi, args, longest)
-        start = farzi.student_start if args.start is None else STUDENT_STARTS[args.start]
-        trainer = farzi.trainer(
-            model, args.output_dir, start=start, seed=args.seed, **changes, **measures
-        )
-        started = time.perf_counter()
-        trainer.train()
-        seconds = round(time.perf_counter() - started, 2)
-        trainer.model.save_pretrained(output)
-        vocabulary_of(farzi.processing_class).save(output)
-        print(
-            f"{trainer.state.global_step} steps on {args.summary}, {start.word} start; the model is"
-            f" in {output}"
-        )
-        if data is not None:
-            metrics = trainer.evaluate(test, metric_key_prefix="test")
-            shown = {
-                name: value
-                for name, value in metrics.items()
-                if not name.endswith(("runtime", "per_second", "_time"))
-            }
-            print(
-                "\n".join(
-                    f"{name}: {value:.4g}"
-                    for name, value in shown.items()
-                    if isinstance(value, float)
-                )
-            )
-        if data is not None and args.data is not None:
-            print(f"\nVerdict: {verdict(farzi, data, trainer, seconds)}")
+        data = TaskData.of_summary(farzi, args.data_dir, **named)
+        seed = check_seed(farzi.results.recipe.get("seed", 42), "recipe.yaml: seed")
+        splits = data.splits(data.seeds(seed)[0])
+        return cls(data, data.task.evaluation_rows(splits["test"], farzi.config.sequence_length))
+
+    def arguments_of_trainer(self) -> dict[str, Any]:
+        """What the stock Trainer needs to measure on them."""
+        task = self.data.task
+        return {
+            "label_names": list(task.label_names),
+            "compute_metrics": task.compute_metrics,
+            "preprocess_logits_for_metrics": task.preprocess_logits_for_metrics,
+        }
+
+
+def figures_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a model, without those of the machine."""
+    of_machine = ("runtime", "per_second", "_time")
+    return {
+        name: value
+        for name, value in metrics.items()
+        if isinstance(value, float) and not name.endswith(of_machine)
+    }
 
 
 def model_of(farzi: FarziData, args: Namespace, longest: int) -> PreTrainedModel:

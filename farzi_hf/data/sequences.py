@@ -55,7 +55,7 @@ def stored_sequences(dataset: Dataset, column: str = "input_ids") -> tuple[np.nd
             f"dataset has columns {dataset.column_names}, but no {column!r}: run data.tokenize"
             " first."
         )
-    lists = dataset.select_columns(column).with_format("arrow")[:][column]
+    lists = dataset.with_format("arrow", columns=[column])[:][column]
     if not pa.types.is_integer(getattr(lists.type, "value_type", pa.null())):
         raise ValueError(
             f"dataset[{column!r}] has type {lists.type}: it must hold a list of integers per row."

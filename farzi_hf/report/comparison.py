@@ -28,7 +28,7 @@ from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.summary import FarziData
-from farzi_hf.tasks import Row, Task
+from farzi_hf.tasks import ResultRow, Task
 
 if TYPE_CHECKING:
     from farzi_hf.distillation.trainer import FarziTrainer
@@ -346,12 +346,12 @@ class Comparison(Students):
             found.append(Measured(row.method, [row.statistics], nbytes, seconds=row.seconds))
         return found
 
-    def row(self, measured: Measured) -> Row:
+    def row(self, measured: Measured) -> ResultRow:
         """The row of this seed alone."""
         return pooled_row(self.task, [measured])
 
 
-def pooled_row(task: Task, seeds: Sequence[Measured]) -> Row:
+def pooled_row(task: Task, seeds: Sequence[Measured]) -> ResultRow:
     """The row of one method over all seeds: metrics with spread and intervals, and the means of
     bytes, steps and seconds.
     """
@@ -375,7 +375,7 @@ def pooled_row(task: Task, seeds: Sequence[Measured]) -> Row:
     return row
 
 
-def pooled_rows(task: Task, seeds: Sequence[Sequence[Mapping[str, Any]]]) -> list[Row]:
+def pooled_rows(task: Task, seeds: Sequence[Sequence[Mapping[str, Any]]]) -> list[ResultRow]:
     """A row for each method that all seeds have, over all seeds. The others are named on a line of
     their own.
     """

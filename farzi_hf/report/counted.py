@@ -45,7 +45,7 @@ from farzi_hf.summary.store.folder import (
 from farzi_hf.summary.store.hub import fetch_artefact
 from farzi_hf.summary.store.results import check_results
 from farzi_hf.summary.store.tensor_file import Stored, load_tensors
-from farzi_hf.summary.store.untrusted import load_vocabulary, save_vocabulary
+from farzi_hf.summary.store.vocabulary_files import load_vocabulary, save_vocabulary
 from farzi_hf.tasks import (
     CountedModel,
     KneserNey,

@@ -140,12 +140,14 @@ def under_stock_trainer(c: Comparison, folder: str | os.PathLike, method: str) -
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(c.learner.model.config, trust_remote_code=False)
         with tempfile.TemporaryDirectory() as scratch:
-            return trained(farzi.trainer(model, args=stock_arguments(c, scratch, seed)))
+            return trained(farzi.trainer(model, args=student_arguments(c, scratch, seed)))
 
     return c.trained(method, train, [derive(c.seed, Purpose.STOCK_STUDENT)], farzi.nbytes, c.steps)
 
 
-def stock_arguments(c: Comparison, output_dir: str, seed: int, **changes: Any) -> TrainingArguments:
+def student_arguments(
+    c: Comparison, output_dir: str, seed: int, **changes: Any
+) -> TrainingArguments:
     """Arguments of the stock Trainer: the settings of the summary, and no output to
     the terminal.
     """

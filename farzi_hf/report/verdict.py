@@ -17,7 +17,7 @@ from farzi_hf.report.comparison import Comparison, Measured, with_ids
 from farzi_hf.report.full_data import FULL, LONG, SAME_SECONDS, FullData
 from farzi_hf.report.rendering import distillation_seconds
 from farzi_hf.report.rows import BASELINES, on_summary, teacher
-from farzi_hf.tasks import Row, Task
+from farzi_hf.tasks import ResultRow, Task
 
 GOOD, POOR = 0.97, 0.9
 """Shares of the quality of full data from which a summary counts as equal, and below which it
@@ -335,7 +335,7 @@ class Compared:
     """
 
     measured: list[Measured]
-    rows: list[Row]
+    rows: list[ResultRow]
     verdict: Verdict
 
 

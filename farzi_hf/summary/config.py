@@ -17,7 +17,7 @@ from farzi_hf.common.checks import check_size
 from farzi_hf.common.text import parse_mapping
 from farzi_hf.data import Vocabulary
 from farzi_hf.data.seeds import check_seed
-from farzi_hf.summary.forms import INPUTS, LABELS, parts_of
+from farzi_hf.summary.forms import INPUTS, LABELS, all_sizes, inputs_for, parts_of
 from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.summary.store.untrusted import plain_learner
 from farzi_hf.summary.student_starts import start_of
@@ -42,8 +42,8 @@ class FarziDataConfig(PreTrainedConfig):
             `summary.forms`.
             Inputs that are drawn or written do not run out, and μ is then the number of rows that
             tables and pages show.
-        labels: "shared", "own", "teacher" or "real", what it should predict; see `summary.forms`. Shared
-            labels need soft inputs.
+        labels: "shared", "own", "teacher" or "real", what it should predict; see `summary.forms`.
+            Shared labels need soft inputs.
         label_dim: e, numbers stored per position for labels of its own; by default `latent_dim`.
         teacher: the config of a carried teacher, arguments of `AutoConfig.for_model`.
         seed: of inputs that do not run out.
@@ -51,14 +51,16 @@ class FarziDataConfig(PreTrainedConfig):
             nobody says. Whatever sets the inputs sets it too.
         storage: "exact", "int8", "int6", "int5", "int4" or "coded6" to "coded2", how the tensors
             are stored; see `store.tensor_file` and `FarziData.store_as`.
-        num_rows: n, the rows of the data that have weights, with inputs="rows".
-        row_words: how many integers of 32 bits hold the rows that stay, with inputs="rows".
         vocabulary_hash: the hash of the tokenizer or item list, see `data.vocabulary`, `None` while
             there is none.
+        **kwargs: the sizes that a form alone has, see `Form.sizes`: with inputs="rows" `num_rows`,
+            n, the rows of the data that have weights, and `row_words`, how many integers of 32 bits
+            hold the rows that stay. Then what every config of transformers takes.
 
     Raises:
         ValueError: a size is too small or too large, τ or latent_std is not a positive finite
-            number, JSON cannot store `inner`, students cannot begin as it says, or the origin or the hash is no text.
+            number, JSON cannot store `inner`, students cannot begin as it says, or the origin or
+            the hash is no text.
     """
 
     model_type = "farzi_data"
@@ -81,8 +83,6 @@ class FarziDataConfig(PreTrainedConfig):
         seed: int = 0,
         origin: str | None = None,
         storage: str = "exact",
-        num_rows: int | None = None,
-        row_words: int | None = None,
         vocabulary_hash: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -100,11 +100,10 @@ class FarziDataConfig(PreTrainedConfig):
         self.teacher = _as_json("teacher", teacher)
         self.seed = check_seed(seed)
         self.label_dim = label_dim
-        self.num_rows = num_rows
-        self.row_words = row_words
+        for name in all_sizes():
+            self._set_size(name, kwargs.pop(name, None))
         INPUTS[inputs].check(self)
         LABELS[labels].check(self)
-        self._check_sizes_of_rows()
         if not isinstance(origin, str | None):
             raise ValueError(f"origin must be a text or None, got {origin!r:.200}")
         self.origin = origin
@@ -114,18 +113,19 @@ class FarziDataConfig(PreTrainedConfig):
         self.vocabulary_hash = vocabulary_hash
         super().__init__(**kwargs)
 
-    def _check_sizes_of_rows(self) -> None:
-        """Raises ValueError if one is out of range, or there are no rows of data."""
-        for name in ("num_rows", "row_words"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            check_size(name, value)
-            if not any(name in part.axes for part in parts_of(self).values()):
-                raise ValueError(
-                    f"{name}={value} with inputs={self.inputs!r}: they hold no rows of data; leave"
-                    " it out"
-                )
+    def _set_size(self, name: str, value: int | None) -> None:
+        """Sets a size that some forms have. Raises ValueError if it is out of range, or is none of
+        these forms.
+        """
+        setattr(self, name, value)
+        if value is None:
+            return
+        check_size(name, value)
+        if name not in (*INPUTS[self.inputs].sizes, *LABELS[self.labels].sizes):
+            raise ValueError(
+                f"{name}={value} with inputs={self.inputs!r} and labels={self.labels!r}: such a"
+                " summary has none; leave it out"
+            )
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -186,8 +186,7 @@ class FarziDataConfig(PreTrainedConfig):
             "inputs",
             "labels",
             "label_dim",
-            "num_rows",
-            "row_words",
+            *all_sizes(),
         )
         unused = {"num_sequences", "latent_dim", "label_dim"} - used  # no tensor has such a size
         for name in names:
@@ -214,7 +213,7 @@ class FarziDataConfig(PreTrainedConfig):
             )
         # transformers gives every config attributes of models. They mean nothing for a summary, and
         # some are names of functions.
-        fields = set(inspect.signature(cls).parameters)
+        fields = {*inspect.signature(cls).parameters, *all_sizes()}
         of_models = set(dir(cls())) - fields
         if "teacher" in values:
             values["teacher"] = plain_learner(values["teacher"], f"{path}: teacher")
@@ -240,10 +239,10 @@ def check_choice(name: str, value: Any, table: Mapping[str, Any]) -> str:
 
 def _check_fit(inputs: str, labels: str) -> None:
     """Raises ValueError unless the two forms go with each other."""
-    goes_with = LABELS[labels].goes_with
-    if inputs not in goes_with:
+    fitting = inputs_for(labels)
+    if inputs not in fitting:
         raise ValueError(
-            f"labels={labels!r} need inputs of {' or '.join(map(repr, goes_with))}, got"
+            f"labels={labels!r} need inputs of {' or '.join(map(repr, fitting))}, got"
             f" inputs={inputs!r}"
         )
 

@@ -23,6 +23,8 @@ from farzi_hf.engine.devices import portions, values_are_free
 _BLOCK = 256  # rows that are made at once
 _AT_ONCE = 8  # blocks that a GPU writes at once, which takes it as long as one
 _KEPT = 64  # blocks that are kept, because an adjoint reads the last steps again
+_PAST = ("cache", "past_key_values")
+"""What an output calls keys and values: since transformers 5.24, and before."""
 
 
 class EndlessRows(ABC):
@@ -173,10 +175,8 @@ class WrittenRows(EndlessRows):
             output = model(
                 input_ids=read, attention_mask=mask, use_cache=True, **past, **self._of_last
             )
-            # Its name before transformers 5.24 is past_key_values.
-            name = "cache" if hasattr(output, "cache") else "past_key_values"
-            kept = getattr(output, name, None)
-            past = {} if kept is None else {name: kept}
+            # By the names that are there: transformers warns of the old one where it is asked for.
+            past = {name: x for name, x in output.items() if name in _PAST}
             logits = output.logits[:, -1].float()
             p = logits.masked_fill(impossible, -torch.inf).softmax(-1)
             finite &= p[:, 0].isfinite().all()  # a single NaN makes all of its row NaN

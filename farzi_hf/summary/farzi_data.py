@@ -15,7 +15,6 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,34 +29,29 @@ from farzi_hf.common.messages import escaped_messages
 from farzi_hf.common.text import publishable, terminal_text
 from farzi_hf.data import Vocabulary, vocabulary_of
 from farzi_hf.summary.config import FarziDataConfig, check_choice
-from farzi_hf.summary.endless import DrawnRows, EndlessRows, RowsDataset
+from farzi_hf.summary.endless import EndlessRows, RowsDataset
 from farzi_hf.summary.forms import TokenInputs, forms_of
 from farzi_hf.summary.from_teacher import labelled, materialized, summary_of_teacher
 from farzi_hf.summary.inner_settings import OwnOptimizer, inner_optimizer, training_arguments
 from farzi_hf.summary.origins import REAL, Origin
 from farzi_hf.summary.reading import Decoded, check_numbers, hard_rows
 from farzi_hf.summary.real_rows import summary_of_rows
-from farzi_hf.summary.soft_tokens import SoftTokens, vocabulary_size
-from farzi_hf.summary.soft_training import (
-    SoftTokenCollator,
-    attach_soft_inputs,
-    soft_cross_entropy,
-)
+from farzi_hf.summary.soft_tokens import SoftTokens
+from farzi_hf.summary.soft_training import SoftTokenCollator
 from farzi_hf.summary.store.budget import Budget, OverBudgetError
 from farzi_hf.summary.store.card import OF_THE_DATA
 from farzi_hf.summary.store.contents import Contents
 from farzi_hf.summary.store.folder import CONFIG, TENSORS, ArtefactFolder, read_artefact
 from farzi_hf.summary.store.hub import fetch_artefact, upload_artefact
 from farzi_hf.summary.store.tensor_file import STORAGES, fingerprint, load_tensors
-from farzi_hf.summary.store.untrusted import load_vocabulary
+from farzi_hf.summary.store.vocabulary_files import load_vocabulary
 from farzi_hf.summary.store.writing import Results, load_results, read_plots, write_artefact
 from farzi_hf.summary.student_starts import STUDENT_STARTS, StudentStart, start_of
+from farzi_hf.summary.student_trainer import student_trainer
 from farzi_hf.summary.teacher import CarriedTeacher
 
 logger = logging.getLogger(__name__)
 
-_WRITTEN = 3
-"""Ids that a teacher writes when a summary is loaded, to see whether it can."""
 _SHOWN_TOKENS = 5
 """Likeliest tokens of each position in the artefact's tables."""
 
@@ -343,31 +337,11 @@ class FarziData(nn.Module):
                 such as `seed`.
 
         Raises:
-            ValueError: the model has another vocabulary, or see `training_arguments`.
+            ValueError: the rows are text (see `summary.forms`), the model has another vocabulary,
+                or see `training_arguments`.
         """
-        entries = vocabulary_size(model)
-        if entries != self.config.vocab_size:
-            raise ValueError(
-                f"model has {entries} entries in its vocabulary, and the summary has"
-                f" {self.config.vocab_size}: make the model for the summary's tokenizer or items"
-            )
         start = self.student_start if start is None else start
-        start.set_into(model, self.forms.labels.model)
-        names = signature(Trainer).parameters
-        settings = {name: x for name, x in changes.items() if name not in names}
-        of_trainer = {name: x for name, x in changes.items() if name in names}
-        if "args" not in of_trainer:
-            of_trainer["args"] = self.training_arguments(output_dir, **settings)
-        elif settings:
-            raise ValueError(f"{', '.join(settings)}: give them in args, or leave args out")
-        arguments = {
-            "train_dataset": self.as_dataset(),
-            "data_collator": self.collator(),
-            "compute_loss_func": soft_cross_entropy,
-            "optimizer_cls_and_kwargs": self.optimizer_cls_and_kwargs,
-            **of_trainer,
-        }
-        return Trainer(model=attach_soft_inputs(model), **arguments)
+        return student_trainer(self, model, output_dir, start, changes)
 
     def as_hard_dataset(self, samples_per_sequence: int | None = None, seed: int = 0) -> Dataset:
         """Token ids in place of soft tokens, for models and trainers that take only ids.
@@ -755,7 +729,7 @@ class FarziData(nn.Module):
                 farzi = cls(config, vocabulary, tensors)
             check_numbers(farzi.forms, farzi.tensors, f"{path} is of no use, fetch another one")
             with budget:
-                farzi._check_teacher(budget, f"teacher of {path}")
+                farzi.forms.check_teacher(farzi.tensors, f"teacher of {path}", budget)
         except OverBudgetError as error:
             raise ValueError(
                 f"{path} takes more than a load may cost ({error}); do not trust it"
@@ -767,27 +741,6 @@ class FarziData(nn.Module):
         nbytes = sum(x.nbytes for x in stored.values())
         farzi._file_size = _FileSize(nbytes, config.storage, fingerprint)
         return farzi
-
-    def _check_teacher(self, budget: Budget, source: str) -> None:
-        """Raises ValueError unless the carried teacher, if there is one, labels a row."""
-        if not self.forms.labels.carries_teacher:
-            return
-        length = self.config.sequence_length
-        try:
-            carried = self.carried
-            rows = self.endless()
-            if rows is None:
-                ids = self.forms.inputs.batch(self.tensors, slice(0, 1))
-            else:
-                # A teacher that writes has to write a little. A whole row would take it ξ calls, so
-                # the row that it labels is drawn.
-                rows.beginning(1, min(_WRITTEN, length))
-                ids = DrawnRows(rows.frequencies, length, 0).beginning(1, length)
-        except Exception as error:  # each architecture fails in its own way
-            raise ValueError(
-                f"{source} is of no use ({type(error).__name__}: {error}); fetch it again"
-            ) from error
-        carried.check(self.tensors, ids, source, "fetch it again", budget)
 
     def push_to_hub(
         self,

@@ -26,10 +26,16 @@ class Origin:
     in its place."""
 
     protects: str
-    """What the rows give away of the data, and what they do not."""
+    """What the rows give away of the data, and what they do not. {labels} in it stands for
+    `LabelWords.origin`.
+    """
 
     hidden: str = ""
     """Why a card prints no rows: the end of "This card prints no rows, because…"."""
+
+    def protects_with(self, labels: str) -> str:
+        """`protects`, with the sentence that says how the labels were made."""
+        return self.protects.replace("{labels}", labels)
 
 
 _NOT_TO_READ = "Not text to read and not a sample of the original data: "
@@ -57,7 +63,7 @@ MADE_UP = Origin(
     True,
     _OPTIMISED,
     "The inputs are made up: their ids were drawn by frequency, each on its own, so that they hold"
-    " no sequence of the data. The labels are what models predict that were trained on the data."
+    " no sequence of the data. {labels}"
     " They may give away what the data hold, rare entries and pairs of entries above all, and the"
     " inputs show which entries occur. No differential privacy was used.",
 )
@@ -68,7 +74,7 @@ REAL = Origin(
     False,
     "The rows are a sample of the original data; the labels alone were made.",
     "The inputs are sequences of the data, as they are: whoever publishes this summary publishes"
-    " them. The labels are what models predict that were trained on the data.",
+    " them. {labels}",
     "they are sequences of the data, as they are",
 )
 """Fixed ids that are sequences of the data."""

@@ -6,7 +6,7 @@ that only count, and the task. The strongest of these models have files of their
 `counted_text` and `counted_items`. This room imports data and models.
 """
 
-from farzi_hf.tasks.base import Row, Statistics, Task
+from farzi_hf.tasks.base import ResultRow, Statistics, Task
 from farzi_hf.tasks.counted import CountedModel, CountedRow
 from farzi_hf.tasks.counted_items import SequenceRules
 from farzi_hf.tasks.counted_text import KneserNey
@@ -20,7 +20,7 @@ __all__ = [
     "KneserNey",
     "LanguageModeling",
     "Recommendation",
-    "Row",
+    "ResultRow",
     "SequenceRules",
     "Statistics",
     "Task",

@@ -22,8 +22,8 @@ from farzi_hf.data import SequenceCollator, sequences_fingerprint
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.tasks.counted import CountedModel, CountedRow
 
-Row = dict[str, Any]
-"""A row of a table: names and values."""
+ResultRow = dict[str, Any]
+"""A row of a table of results: names and values."""
 Statistics = Sequence[Sequence[Any]]
 """For each seed a list with the `Task.statistics` of each student."""
 Paired = tuple[np.ndarray, Callable[[np.ndarray], float]]
@@ -139,7 +139,7 @@ class Task(ABC):
         """The metrics of one student."""
         return _module(self.module).compute(predictions=statistics)
 
-    def row(self, method: str, students: Statistics, nbytes: int) -> Row:
+    def row(self, method: str, students: Statistics, nbytes: int) -> ResultRow:
         """Metrics of the students of all seeds: mean, spread and intervals."""
         results = [self.metrics(np.asarray(student)) for seed in students for student in seed]
         metrics = mean_and_spread(results) if len(results) > 1 else results[0]
@@ -241,11 +241,11 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def headline(self, row: Row) -> str:
+    def headline(self, row: ResultRow) -> str:
         """The row's main figure, as text."""
 
     @abstractmethod
-    def readable(self, row: Row) -> dict[str, str]:
+    def readable(self, row: ResultRow) -> dict[str, str]:
         """A row as a table shows it."""
 
     @abstractmethod
@@ -288,12 +288,12 @@ class Task(ABC):
         return share, (low, high)
 
 
-def shown_name(row: Row) -> str:
+def shown_name(row: ResultRow) -> str:
     """The first column of every table."""
     return f"{row['method']} (still learning)" if row.get("still_learning") else row["method"]
 
 
-def count_cells(row: Row) -> dict[str, str]:
+def count_cells(row: ResultRow) -> dict[str, str]:
     """The last columns of every table."""
     return {
         "bytes": f"{row['bytes']:,}" if "bytes" in row else "",

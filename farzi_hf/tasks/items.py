@@ -38,7 +38,7 @@ from farzi_hf.models.base import check_fields
 from farzi_hf.tasks.base import (
     Outputs,
     Paired,
-    Row,
+    ResultRow,
     Statistics,
     Task,
     bootstrap_interval,
@@ -429,10 +429,10 @@ class Recommendation(Task):
     def nats(self, statistics: np.ndarray) -> float | None:
         return None
 
-    def headline(self, row: Row) -> str:
+    def headline(self, row: ResultRow) -> str:
         return ", ".join(f"{name.upper()} {100 * row[name]:.1f} %" for name in ("hr@10", "hr@100"))
 
-    def readable(self, row: Row) -> dict[str, str]:
+    def readable(self, row: ResultRow) -> dict[str, str]:
         def percent(name: str) -> str:
             if name not in row:
                 return ""

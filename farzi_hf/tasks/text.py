@@ -29,7 +29,7 @@ from farzi_hf.models.base import check_fields
 from farzi_hf.tasks.base import (
     Outputs,
     Paired,
-    Row,
+    ResultRow,
     Statistics,
     Task,
     bootstrap_interval,
@@ -535,12 +535,12 @@ class LanguageModeling(Task):
     def nats(self, statistics: np.ndarray) -> float | None:
         return math.log(self.metrics(statistics)["perplexity"])
 
-    def headline(self, row: Row) -> str:
+    def headline(self, row: ResultRow) -> str:
         perplexity = row["perplexity"]
         digits = 1 if perplexity >= 10 else 2
         return f"perplexity {perplexity:,.{digits}f}"
 
-    def readable(self, row: Row) -> dict[str, str]:
+    def readable(self, row: ResultRow) -> dict[str, str]:
         def number(value: float, size: float) -> str:
             digits = 1 if size < 1000 else 0
             return f"{value:,.{digits}f}"

@@ -30,7 +30,7 @@ from farzi_hf.report import Comparison, Measured, TaskData, markdown, save_csv, 
 from farzi_hf.report.full_data import LONG
 from farzi_hf.report.rendering import commit_of
 from farzi_hf.report.rows import BASELINES, on_summary
-from farzi_hf.tasks import Row
+from farzi_hf.tasks import ResultRow
 
 BYTES = "quality_over_bytes.png"
 TOKENS = "quality_over_tokens.png"
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def by_steps(
     c: Comparison, numbers: Sequence[int], folder: Path, settings: Mapping[str, Any]
-) -> Iterator[Row]:
+) -> Iterator[ResultRow]:
     """Students of the summary, and of all real data with as many tokens, for these numbers of
     steps.
     """
@@ -130,7 +130,7 @@ def by_steps(
             yield {**c.row(Measured.from_json(found)), "tokens": steps * c.tokens_per_step}
 
 
-def by_bytes(c: Comparison, tables: Iterable[Sequence[Row]]) -> Iterator[Row]:
+def by_bytes(c: Comparison, tables: Iterable[Sequence[ResultRow]]) -> Iterator[ResultRow]:
     """The rows that have a curve, each once. Ids of the data are counted as today: rows of real
     data in older tables have fewer bytes now.
     """
@@ -169,8 +169,8 @@ def data_name(farzi: FarziData) -> str:
 
 
 def draw(
-    rows: Sequence[Row],
-    compared: Sequence[Row],
+    rows: Sequence[ResultRow],
+    compared: Sequence[ResultRow],
     lines: Mapping[str, float],
     metric: tuple[str, str],
     data: str,
@@ -217,7 +217,7 @@ def draw(
     plot_curves(folder / TOKENS, replace(read, title=title), time)
 
 
-def rows_of(path: str) -> list[Row]:
+def rows_of(path: str) -> list[ResultRow]:
     """The rows of a table.csv."""
     with open(path, encoding="utf-8") as file:
         return [

@@ -33,7 +33,7 @@ from farzi_hf.report import Comparison, Measured, rows
 from farzi_hf.report.full_data import FULL, LONG
 from farzi_hf.report.rendering import distillation_seconds
 from farzi_hf.summary.forms import LABELS
-from farzi_hf.tasks import Row, Task
+from farzi_hf.tasks import ResultRow, Task
 
 CELL = "cell.json"
 SUMMARY = "summary.safetensors"
@@ -159,7 +159,7 @@ def evidence_of(e: Experiment, cells: Sequence[Cell]) -> Evidence:
     )
 
 
-def cell_row(task: Task, method: str, done: Sequence[Done]) -> Row:
+def cell_row(task: Task, method: str, done: Sequence[Done]) -> ResultRow:
     """The row of a cell over all its seeds, with mean and spread of its facts."""
     row = task.row(
         method,

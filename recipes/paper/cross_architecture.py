@@ -29,7 +29,7 @@ from experiment import OWN_FORM, PAPER_FORM, Experiment
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.report import RunSettings, markdown
 from farzi_hf.summary.forms import LABELS
-from farzi_hf.tasks import LanguageModeling, Recommendation, Row, Task
+from farzi_hf.tasks import LanguageModeling, Recommendation, ResultRow, Task
 
 Learners = dict[str, Mapping[str, Any]]
 
@@ -173,7 +173,7 @@ def claims(teachers: Sequence[str], learners: Sequence[str]) -> list[Claim]:
 
 
 def matrix(
-    task: Task, rows: Sequence[Row], teachers: Sequence[str], students: Sequence[str]
+    task: Task, rows: Sequence[ResultRow], teachers: Sequence[str], students: Sequence[str]
 ) -> str:
     """A table of the task's main figure, with a row per teacher and a column per student."""
     by_name = {row["method"]: row for row in rows}

@@ -5,7 +5,7 @@ paper.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from farzi_hf.tasks import Row, Statistics, Task
+from farzi_hf.tasks import ResultRow, Statistics, Task
 
 AGREES = "agrees"
 DIFFERS = "does not agree"
@@ -50,7 +50,7 @@ class Evidence:
     """
 
     task: Task
-    rows: Mapping[str, Row]
+    rows: Mapping[str, ResultRow]
     students: Mapping[str, Statistics]
 
     def finding(self, ours: str, other: str) -> str:

@@ -37,7 +37,7 @@ from farzi_hf.report import (
 from farzi_hf.report.plots import plot_comparison
 from farzi_hf.report.rendering import environment
 from farzi_hf.summary.forms import INPUTS
-from farzi_hf.tasks import Recommendation, Row, Task
+from farzi_hf.tasks import Recommendation, ResultRow, Task
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "tables"
 CARDS = Path(__file__).resolve().parents[2] / "model_cards"
@@ -213,7 +213,7 @@ class Experiment:
     def seeds(self) -> list[int]:
         return self.settings.seeds
 
-    def counted(self) -> list[Row]:
+    def counted(self) -> list[ResultRow]:
         """The rows of count models, which are not trained."""
         # They depend on the split alone.
         seeds = self.seeds if self.data.task_class.splits_differ else self.seeds[:1]
@@ -251,7 +251,11 @@ class Experiment:
         return {"Ω": f"{recorded}; {starts}"}
 
     def plot(
-        self, rows: Sequence[Row], file: str, metric: str | None = None, label: str | None = None
+        self,
+        rows: Sequence[ResultRow],
+        file: str,
+        metric: str | None = None,
+        label: str | None = None,
     ) -> None:
         """Draws the rows side by side into the card's folder; by default their main metric."""
         metric = metric or self.task.metric
@@ -260,7 +264,7 @@ class Experiment:
 
     def write(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[ResultRow],
         findings: Sequence[str],
         more: str = "",
         columns: Mapping[str, str] | None = None,

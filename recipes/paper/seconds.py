@@ -62,9 +62,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ends_in_one_line("seconds.py", OSError):
         summaries = [FarziData.from_pretrained(name) for name in args.summaries]
         data = [TaskData.of_summary(farzi, args.data_dir) for farzi in summaries]
-        name = args.student or "own"
-        default = CARDS / f"{data[0].settings.dataset.split('.')[0].lower()}_seconds"
-        folder = Path(args.card_dir or default) / re.sub(r"\W+", "_", name).lower()
+        name = data[0].settings.dataset.split(".")[0]
+        student = args.student or summaries[0].results.recipe["learner"]["model_type"]
+        default = CARDS / re.sub(r"[^\w-]+", "_", f"{name} seconds {student}").lower()
+        folder = Path(args.card_dir or default)
         check_outputs(folder, ("table.md", "table.csv", "table.json", "seconds.png"))
     pairs = zip(summaries, data, strict=True)
     splits = [Split.of(farzi, of_split, args, folder) for farzi, of_split in pairs]
@@ -85,13 +86,22 @@ def main(argv: Sequence[str] | None = None) -> None:
             rows.add(split.on_all_data(ways[0], seconds, args.num_real))
         ways = for_longer(ways)
     table = rows.table()
-    words = f"{data[0].description}, {args.student or 'the learner of the recipe'}"
-    text = "\n".join([f"# {words}", "", markdown([task.readable(row) for row in table]), ""])
+    words = f"{name}, {student}"
+    text = "\n".join(
+        [
+            f"# {words}",
+            "",
+            data[0].description,
+            "",
+            markdown([task.readable(row) for row in table]),
+            "",
+        ]
+    )
     save_text("\n".join([text, *rows.shares(), ""]), folder / "table.md")
     save_csv(table, folder / "table.csv")
     facts = {"splits": len(splits), "findings": rows.shares(), **commit_of(Path(__file__))}
     save_json({"rows": table, **facts}, folder / "table.json")
-    plot(task, table, folder / "seconds.png", words)
+    plot(rows, folder / "seconds.png", words)
     print(text)
     print("\n".join(rows.shares()))
 
@@ -238,6 +248,14 @@ class Rows:
         """All rows."""
         return [self.row(method) for method in self.of_method]
 
+    @property
+    def best_counted(self) -> str:
+        """The method that is the best of those that only count."""
+        counted = [name for name, parts in self.of_method.items() if parts[0].steps is None]
+        models = [name for name in counted if not self.of_method[name][0].is_model]
+        of_first = self._students(models[0])
+        return max(models, key=lambda method: self.task.share(self._students(method), of_first))
+
     def shares(self) -> list[str]:
         """A line for each row of students: its quality beside the best one of all data, with the
         interval of this share over test rows.
@@ -263,22 +281,31 @@ class Rows:
         return [part.students for part in self.of_method[method]]
 
 
-def plot(task: Task, table: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
-    """Quality over seconds; a line for each model that is not trained."""
+def plot(rows: Rows, path: Path, title: str) -> None:
+    """Quality over seconds, and a line for each model that is not trained; of those that only
+    count, the best one.
+    """
+    task = rows.task
     points = []
     lines = {}
-    for row in table:
+    for row in rows.table():
         kind, _, length = row["method"].partition(", T = ")
         if row["method"].startswith(FULL):
             points.append({**row, "method": "full data, tuned for the seconds"})
         elif length:
             points.append({**row, "method": f"students, {kind}"})
-        else:
+        elif row["method"] in (rows.best_counted, "teacher"):
             lines[row["method"]] = row[task.metric]
     panel = curves.Panel(
-        points, "seconds", task.metric, "seconds of a training", task.metric_label, "x",
-        lines=lines, title=title,
-    )  # fmt: skip
+        points,
+        "seconds",
+        task.metric,
+        "seconds of a training",
+        task.metric_label,
+        logarithmic="x" if task.ranked else "xy",
+        lines=lines,
+        title=title,
+    )
     curves.plot_curves(path, panel)
 
 

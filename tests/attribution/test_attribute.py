@@ -4,6 +4,7 @@ single rows do.
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
@@ -13,6 +14,7 @@ from peft import LoraConfig, get_peft_model
 from process_jobs import attributed
 from tiny_models import V, arguments, config_of, tiny_model
 from torch import Tensor
+from tqdm import tqdm
 from trainer_runs import run
 from transformers import AutoModelForCausalLM, Trainer
 
@@ -97,6 +99,23 @@ CHANGES = [
         "lr_scheduler_type": "constant_with_warmup",
     },
 ]
+
+
+@pytest.mark.parametrize("adjoint", [None, GradientGraphs(), Tape(), Reversible()], ids=str)
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_the_bar_counts_to_its_end(tmp_path, monkeypatch, adjoint, accumulated):
+    """Graphs that are kept need no gradient on the way back: the bar ended early."""
+    bars = []
+
+    class Bar(tqdm):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **{**kwargs, "disable": False, "file": io.StringIO()})
+            bars.append(self)
+
+    monkeypatch.setattr(scoring, "tqdm", Bar)
+    short = {"num_train_epochs": 1, "gradient_accumulation_steps": accumulated}
+    attribute(trainer(tmp_path, **short), rows(2, seed=1), adjoint=adjoint)
+    assert [bar.n for bar in bars] == [bar.total for bar in bars]
 
 
 @PEFT
@@ -208,14 +227,12 @@ def test_scores_are_the_changes_that_small_weights_make_and_tell_what_leaving_a_
     found = attribute(of, queries).scores
     replay = Replay.of(of)
     left_out = []
+    with_all = retrained(replay, replay.ones, queries)
     for i in range(N):
         change = torch.nn.functional.one_hot(torch.tensor(i), N)
         above, below = (retrained(replay, replay.ones + s * h * change, queries) for s in (1, -1))
         torch.testing.assert_close(found[:, i], -(above - below) / (2 * h), rtol=1e-5, atol=1e-8)
-        left_out.append(
-            retrained(replay, replay.ones - change, queries)
-            - retrained(replay, replay.ones, queries)
-        )
+        left_out.append(retrained(replay, replay.ones - change, queries) - with_all)
     real = torch.stack(left_out, 1)
     clear = found.abs() > found.abs().quantile(0.75)
     assert (real.sign() == found.sign())[clear].all()

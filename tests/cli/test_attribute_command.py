@@ -17,13 +17,6 @@ from farzi_hf.cli.attribute import histories, texts
 from farzi_hf.data import Interactions, load_sample_text, word_tokenizer
 from farzi_hf.data.text import SPECIAL_TOKENS
 
-pytestmark = [
-    # peft asks transformers for a property by its old name
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
-    # and does not find that GPT-2 keeps its matrices transposed before it is told
-    pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning"),
-]
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -37,11 +37,17 @@ Unicode.
 """
 
 
-@pytest.fixture
-def summary(tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "summary"
     inner = {**INNER, "steps": 2, "synthetic_batch_size": 2}
-    tiny(inner=inner).save_pretrained(tmp_path / "summary", word_tokenizer(), METRICS, RECIPE)
-    return tmp_path / "summary"
+    tiny(inner=inner).save_pretrained(folder, word_tokenizer(), METRICS, RECIPE)
+    return folder
+
+
+@pytest.fixture
+def summary(saved, tmp_path) -> Path:
+    return shutil.copytree(saved, tmp_path / "summary")
 
 
 def change(path: Path, **values: Any) -> None:

@@ -87,11 +87,12 @@ def test_after_a_chat_that_was_refused_the_next_ones_are_written():
         assert written.text(CHAT).startswith("user: the cat")
 
 
+@pytest.mark.usefixtures("one_second")
 def test_a_data_set_of_chats_names_the_row_whose_template_does_not_end(tmp_path):
     rows = [{"messages": CHAT}, {"messages": CHAT[:1]}] * 3
     (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
     template = "{% if messages | length == 1 %}" + ENDLESS + "{% endif %}" + PLAIN
     start = time.process_time()
-    with pytest.raises(ValueError, match=r"row 1 .* refuses \(it takes more than 5 s.*mend the"):
+    with pytest.raises(ValueError, match=r"row 1 .* refuses \(it takes more than 1 s.*mend the"):
         load_text(tmp_path / "chats.jsonl", tokenizer=with_template(template))
-    assert time.process_time() - start < 5  # of this process
+    assert time.process_time() - start < 1  # of this process

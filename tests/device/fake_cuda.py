@@ -20,6 +20,10 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+# As in tests/conftest.py, which comes after torch where this is a plugin: with other threads than
+# the processes that it starts, a test would compare with other sums.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 SOURCE = Path(__file__).with_suffix(".cpp")
 TORCH = Path(importlib.util.find_spec("torch").origin).parent
 VERSION = runpy.run_path(str(TORCH / "version.py"))

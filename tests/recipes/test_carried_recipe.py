@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_recipes import DEMO
+from tiny_recipes import DEMO, finished
 
 pytest.importorskip("matplotlib")
 import carried
@@ -30,8 +30,9 @@ interpolated bigram,20,21,0.3,"[19, 22]",8000,,
 """
 
 
-@pytest.fixture
-def summary(tmp_path: Path, small_data: None) -> Path:
+@pytest.fixture(scope="module")
+def summary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A summary that carries a teacher, in the folder of its run. Tests only read it."""
     carrying = (
         "--inputs",
         "drawn",
@@ -44,21 +45,12 @@ def summary(tmp_path: Path, small_data: None) -> Path:
         "--synthetic_batch_size",
         "10",
     )
-    ptb.main(
-        [
-            *DEMO,
-            *carrying,
-            "--baselines",
-            "teacher",
-            "full",
-            "full_long",
-            "--output_dir",
-            str(tmp_path / "run"),
-        ]
-    )
-    return tmp_path / "run" / "summary"
+    baselines = ("--baselines", "teacher", "full", "full_long")
+    output = tmp_path_factory.mktemp("carried") / "run"
+    return finished(ptb.main, [*DEMO, *carrying, *baselines], output).output / "summary"
 
 
+@pytest.mark.usefixtures("small_data")
 def test_students_by_steps_and_rows_by_bytes(summary, tmp_path):
     (tmp_path / "older.csv").write_text(OLDER, encoding="utf-8")
     card = tmp_path / "card"
@@ -117,6 +109,7 @@ def test_students_by_steps_and_rows_by_bytes(summary, tmp_path):
     assert {path: os.stat(path).st_mtime_ns for path in times} == times
 
 
+@pytest.mark.usefixtures("small_data")
 def test_files_of_others_stay(summary, tmp_path):
     (tmp_path / "card").mkdir()
     (tmp_path / "card" / "table.md").write_text("mine", encoding="utf-8")
@@ -126,6 +119,7 @@ def test_files_of_others_stay(summary, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_data")
 def test_a_teacher_is_packed_in_each_way_once(summary, tmp_path):
     """Its largest matrix is that of the tokens: 16 numbers a row, in 8 or 16 parts."""
     FarziData.from_pretrained(summary).teacher.save_pretrained(tmp_path / "teacher")

@@ -37,7 +37,7 @@ def test_rows_of_students_and_of_all_data_are_made_once(summary, tmp_path, monke
     assert [way for allowed, way in tried if allowed == 0.02] == list(WAYS[:3])
     slower = replace(WAYS[2], rate=WAYS[2].rate / 2)
     assert [way for allowed, way in tried if allowed == 0.04] == [WAYS[2], slower, WAYS[1]]
-    with (card / "gpt_2_32" / "table.csv").open(encoding="utf-8") as file:
+    with (card / "table.csv").open(encoding="utf-8") as file:
         rows = {row["method"]: row for row in csv.DictReader(file)}
     names = list(rows)
     assert names[-2:] == ["full data, 0.02 s", "full data, 0.04 s"]
@@ -47,8 +47,8 @@ def test_rows_of_students_and_of_all_data_are_made_once(summary, tmp_path, monke
         [method] = [each for each in names if each.endswith(name)]
         assert rows[method]["students"] == students
         assert float(rows[method]["seconds"]) > 0
-    assert (card / "gpt_2_32" / "seconds.png").is_file()
-    table = (card / "gpt_2_32" / "table.md").read_text(encoding="utf-8")
+    assert (card / "seconds.png").is_file()
+    table = (card / "table.md").read_text(encoding="utf-8")
     assert " % (" in table
 
     def fails(*args: object) -> None:
@@ -57,7 +57,7 @@ def test_rows_of_students_and_of_all_data_are_made_once(summary, tmp_path, monke
     monkeypatch.setattr(seconds.Comparison, "trained", fails)
     monkeypatch.setattr(FullData, "tried", fails)
     seconds.main(argv)
-    again = (card / "gpt_2_32" / "table.md").read_text(encoding="utf-8")
+    again = (card / "table.md").read_text(encoding="utf-8")
     trained = [line for line in table.splitlines() if "start, T" in line or "full data" in line]
     assert len(trained) > 4
     assert set(trained) <= set(again.splitlines())

@@ -33,17 +33,26 @@ GPT2 = {
 }
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    """Trials of few steps."""
-    monkeypatch.setattr(suggestion, "_FEWEST", 4)
-    monkeypatch.setattr(suggestion, "_MOST", 8)
-    monkeypatch.setattr(suggestion, "_EPOCHS", 0)
-    monkeypatch.setattr(suggestion, "_TIMED", 1)
-    monkeypatch.setattr(suggestion, "_STUDENTS", ((4, 4, 0.02, "drawn"), (6, 8, 0.03, None)))
+SHORT = {
+    "_FEWEST": 4,
+    "_MOST": 8,
+    "_EPOCHS": 0,
+    "_TIMED": 1,
+    "_FIRST": 2,
+    "_STUDENTS": ((4, 4, 0.02, "drawn"), (6, 8, 0.03, None)),
+}
+"""Trials of few steps."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module", autouse=True)
+def short():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SHORT.items():
+            patch.setattr(suggestion, name, value)
+        yield
+
+
+@pytest.fixture(scope="module")
 def text():
     """Sentences and their task."""
     sentences = small_text()
@@ -66,6 +75,19 @@ def search(text, folder, lines=None, **settings):
     )
 
 
+@pytest.fixture(scope="module")
+def finished(text, tmp_path_factory):
+    """The folder of a search with nothing left to do, and what it has chosen."""
+    folder = tmp_path_factory.mktemp("finished") / "trials"
+    return folder, search(text, folder, learner=GPT2).run()
+
+
+@pytest.fixture
+def trials(finished, tmp_path):
+    """A copy of that folder."""
+    return shutil.copytree(finished[0], tmp_path / "trials")
+
+
 def test_a_config_a_learner_and_a_leaderboard_come_of_two_splits(text, tmp_path):
     splits, task = text
     two, lines = DatasetDict(train=splits["train"], validation=splits["validation"]), []
@@ -81,7 +103,7 @@ def test_a_config_a_learner_and_a_leaderboard_come_of_two_splits(text, tmp_path)
     )
     assert (config.teacher_optimizer, config.inner_optimizer) == ("soap", "soap")
     names = [trial.name.split(",")[0] for trial in config.leaderboard if trial.error is not None]
-    assert names[:2] == ["teacher", "first answer: a student after 100 steps"]
+    assert names[:2] == ["teacher", "first answer: a student after 2 steps"]
     assert names[-2:] == ["packed", "student"] or names[-3:] == ["packed", "student", "student"]
     assert len({trial.name for trial in config.leaderboard}) == len(config.leaderboard)
     assert len(lines) == len(config.leaderboard)
@@ -101,10 +123,10 @@ def test_text_and_a_single_split_are_enough(text, tmp_path):
     assert config.learner == GPT2
 
 
-def test_the_choice_distilled_again_is_the_summary_of_the_trials(text, tmp_path):
+def test_the_choice_distilled_again_is_the_summary_of_the_trials(text, finished):
     """The config that is written needs no trials, and leads to the same numbers."""
     splits, task = text
-    found = search(text, tmp_path / "trials", learner=GPT2).run()
+    found = finished[1]
     trainer = FarziTrainer(
         task.learner_config(found.learner, found.config.sequence_length),
         found.config,
@@ -117,18 +139,18 @@ def test_the_choice_distilled_again_is_the_summary_of_the_trials(text, tmp_path)
     assert trainer.model.config.inner == found.summary.config.inner
 
 
-def test_a_second_start_repeats_no_trial(text, tmp_path, monkeypatch):
-    first = search(text, tmp_path / "trials", learner=GPT2).run()
+def test_a_second_start_repeats_no_trial(text, finished, trials, monkeypatch):
+    first = finished[1]
     monkeypatch.setattr(Search, "trainer", None)
-    second = search(text, tmp_path / "trials", learner=GPT2).run()
+    second = search(text, trials, learner=GPT2).run()
     assert second.trials == first.trials
     assert second.summary.fingerprint() == first.summary.fingerprint()
     assert leaderboard(first.trials).count("\n") == len(first.trials) + 1
 
 
-def test_a_search_that_dies_in_a_training_goes_on_in_it(text, tmp_path, monkeypatch):
+def test_a_search_that_dies_in_a_training_goes_on_in_it(text, finished, tmp_path, monkeypatch):
     """Of teachers and packings there is a state at each evaluation."""
-    whole = search(text, tmp_path / "whole", learner=GPT2).run()
+    whole = finished[1]
     deaths, kept, keep = [], [], TeacherTraining._keep
 
     def dies(self, state, best, numbers):
@@ -183,56 +205,57 @@ def damaged(folder, name):
         ),
     ],
 )
-def test_a_model_that_is_gone_or_damaged_is_made_again(text, tmp_path, name, gone):
+def test_a_model_that_is_gone_or_damaged_is_made_again(text, finished, trials, name, gone):
     """A flipped bit in a teacher made another summary, without a word; a folder that was gone ended
     in a traceback.
     """
-    first = search(text, tmp_path / "trials", learner=GPT2).run()
-    folder = damaged(tmp_path / "trials", name).parent
+    first = finished[1]
+    folder = damaged(trials, name).parent
     if gone:
         shutil.rmtree(folder)
     lines = []
-    second = search(text, tmp_path / "trials", lines, learner=GPT2).run()
+    second = search(text, trials, lines, learner=GPT2).run()
     said = "is gone" if gone else rf"is damaged \({name} has changed\)"
     assert [line for line in lines if re.search(rf"{folder.name} {said}: this trial", line)]
     assert second.summary.fingerprint() == first.summary.fingerprint()
     assert [trial.error for trial in second.trials] == [trial.error for trial in first.trials]
-    search(text, tmp_path / "trials", third := [], learner=GPT2).run()
+    third = []
+    search(text, trials, third, learner=GPT2).run()
     assert not [line for line in third if "again" in line]
 
 
-def test_files_of_others_in_the_folder_of_a_trial_are_not_removed(text, tmp_path):
+def test_files_of_others_in_the_folder_of_a_trial_are_not_removed(text, trials):
     """One could be an adapter, which transformers would load."""
-    search(text, tmp_path / "trials", learner=GPT2).run()
-    folder = damaged(tmp_path / "trials", "model.safetensors").parent
+    folder = damaged(trials, "model.safetensors").parent
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(
         ValueError, match=r"is not as this search has left it \(.*, adapter_config.json was added"
     ):
-        search(text, tmp_path / "trials", learner=GPT2).run()
+        search(text, trials, learner=GPT2).run()
     assert (folder / "adapter_config.json").exists()
 
 
-def test_damaged_results_of_trials_are_one_line(text, tmp_path):
+def test_damaged_results_of_trials_are_one_line(text, trials):
     """A digit of an error chose another teacher."""
-    search(text, tmp_path / "trials", learner=GPT2).run()
-    path = tmp_path / "trials" / "trials.json"
+    path = trials / "trials.json"
     content = path.read_text(encoding="utf-8")
     path.write_text(content.replace('"error": ', '"error": 1', 1), encoding="utf-8")
     with pytest.raises(ValueError, match=r"trials.json' cannot be used \(its content has another"):
-        search(text, tmp_path / "trials", learner=GPT2).run()
+        search(text, trials, learner=GPT2).run()
 
 
-def test_trials_of_an_older_version_are_used_with_a_warning(text, tmp_path, monkeypatch, caplog):
-    first = search(text, tmp_path / "trials", learner=GPT2).run()
-    path = tmp_path / "trials" / "trials.json"
+def test_trials_of_an_older_version_are_used_with_a_warning(
+    text, finished, trials, monkeypatch, caplog
+):
+    first = finished[1]
+    path = trials / "trials.json"
     kept = json.loads(path.read_text(encoding="utf-8"))
     del kept["sha256"]
     for trial in kept["trials"].values():
         del trial["files"]
     path.write_text(json.dumps(kept), encoding="utf-8")
     monkeypatch.setattr(Search, "trainer", None)
-    second = search(text, tmp_path / "trials", learner=GPT2).run()
+    second = search(text, trials, learner=GPT2).run()
     assert second.summary.fingerprint() == first.summary.fingerprint()
     assert [message for message in caplog.messages if "has no checksum" in message] == [
         f"{path} has no checksum, because an older version wrote it: it is used unchecked."
@@ -271,11 +294,10 @@ def test_a_teacher_takes_the_steps_of_its_time_and_no_more_than_the_rows_are_wor
     assert made.steps_in(GPT2, seconds) == pytest.approx(steps, rel=0.05)
 
 
-def test_other_settings_or_data_are_other_trials(text, tmp_path, monkeypatch):
-    search(text, tmp_path / "trials", learner=GPT2).run()
+def test_other_settings_or_data_are_other_trials(text, trials, monkeypatch):
     monkeypatch.setattr(Search, "trainer", None)
     with pytest.raises(TypeError):
-        search(text, tmp_path / "trials", learner=GPT2, seed=1).run()
+        search(text, trials, learner=GPT2, seed=1).run()
 
 
 @pytest.mark.slow
@@ -410,16 +432,15 @@ def test_a_teacher_has_the_fewest_bits_that_fit_and_lose_nothing(
 
 
 @pytest.mark.parametrize(
-    ("fixed", "found"),
+    "fixed",
     [
-        ({"storage": "coded4"}, {"storage": "coded4"}),
-        ({"storage": "int8"}, {"storage": "int8"}),
-        ({"packing_penalty": 0.01}, {"packing_penalty": 0.01}),
-        ({"teacher_steps": 5}, {"teacher_steps": 5}),
-        ({"inner_steps": 3}, {"inner_steps": 3}),
+        {"storage": "coded4"},
+        {"storage": "int8", "inner_steps": 3},
+        {"packing_penalty": 0.01, "teacher_steps": 5},
     ],
+    ids=str,
 )
-def test_what_is_given_is_what_trials_try(fixed, found, text, tmp_path, monkeypatch):
+def test_what_is_given_is_what_trials_try(fixed, text, tmp_path, monkeypatch):
     timed = []
     train = suggestion.FarziConfig.make_teacher_training
     monkeypatch.setattr(
@@ -437,7 +458,7 @@ def test_what_is_given_is_what_trials_try(fixed, found, text, tmp_path, monkeypa
         show=lambda line: None,
     )
     chosen = made.run()
-    assert found.items() <= chosen.config.to_recipe().items()
+    assert fixed.items() <= chosen.config.to_recipe().items()
     assert all(
         value == getattr(chosen.config, name)
         for name, value in chosen.packed.found.items()

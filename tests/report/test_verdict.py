@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict
+from tiny_recipes import shorten_full_data
 from tiny_trainer import tiny_trainer
 
 from farzi_hf.report.comparison import Comparison, Measured, pooled_row
@@ -17,6 +18,12 @@ from farzi_hf.tasks import LanguageModeling, Recommendation
 
 TASK = LanguageModeling(None)
 COMPARISON = SimpleNamespace(task=TASK, row=lambda part: pooled_row(TASK, [part]))
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Comparisons train on all data in one way, for a short time."""
+    shorten_full_data(monkeypatch)
 
 
 def measured(method, perplexity, nbytes, seconds=None, steps=100):

@@ -56,7 +56,7 @@ def started(start: Start, sequences, **changes) -> FarziData:
 @pytest.mark.parametrize("origin", [*ORIGINS.values(), UNKNOWN], ids=lambda x: x.name)
 def test_an_origin_says_everything_that_a_card_needs(origin):
     assert origin.nature.endswith(".")
-    assert origin.protects.endswith(".")
+    assert origin.protects_with("The labels were made.").endswith(".")
     assert bool(origin.hidden) != origin.is_made_up
 
 

@@ -52,6 +52,17 @@ LABELS: dict[str, type[Labels]] = {
 """By the name that `FarziDataConfig.labels` gives them."""
 
 
+def inputs_for(labels: str) -> list[str]:
+    """The names of the inputs that go with these labels."""
+    return [name for name, form in INPUTS.items() if issubclass(form, LABELS[labels].goes_with)]
+
+
+def all_sizes() -> list[str]:
+    """The names of the sizes of a `FarziDataConfig` that some forms have and others do not."""
+    forms = (*INPUTS.values(), *LABELS.values())
+    return list(dict.fromkeys(name for form in forms for name in form.sizes))
+
+
 def forms_of(config: FarziDataConfig) -> Forms:
     """The forms of a summary with that config."""
     return Forms(INPUTS[config.inputs](config), LABELS[config.labels](config))
@@ -84,7 +95,9 @@ __all__ = [
     "Tensors",
     "TokenInputs",
     "WrittenInputs",
+    "all_sizes",
     "device_of",
     "forms_of",
+    "inputs_for",
     "parts_of",
 ]

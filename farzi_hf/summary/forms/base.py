@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import torch
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Tensors = Mapping[str, Tensor]
 """The tensors of a summary, by name."""
 
-Row = Mapping[str, Any]
+TrainerRow = Mapping[str, Any]
 """A row for a Trainer, by column."""
 
 Position = dict[str, Any]
@@ -97,7 +97,7 @@ class Table:
     """A table of the artefact, in Parquet: a config of the dataset repository."""
 
     name: str
-    """Of the folder and of the config; one of `store.folder.TABLES`."""
+    """Of the folder and of the config; one of `Form.table_names`."""
 
     comment: str
     """What a row is, for the card's code."""
@@ -126,6 +126,11 @@ class Form(ABC):
 
     def __init__(self, config: FarziDataConfig) -> None:
         self.config = config
+
+    sizes: ClassVar[tuple[str, ...]] = ()
+    """The names of the sizes of a `FarziDataConfig` that such a form alone has, and that others
+    refuse; `parts` counts with them. `check` refuses a config where one that it needs is None.
+    """
 
     @classmethod
     @abstractmethod
@@ -171,6 +176,13 @@ class Form(ABC):
 
     # -- files -------------------------------------------------------------------------------------
 
+    @property
+    @abstractmethod
+    def table_names(self) -> tuple[str, ...]:
+        """The names of the tables that such a form can have. A save replaces the folders of these
+        names, and no others. An attribute of the class.
+        """
+
     @abstractmethod
     def tables(self, contents: Contents) -> list[Table]:
         """The tables of this form. If the inputs have some, the first one is the default config of
@@ -199,7 +211,7 @@ class Inputs(Form):
 
     @property
     @abstractmethod
-    def row_words(self) -> str:
+    def result_words(self) -> str:
         """What a row of a table of results calls them: "drawn ids". An attribute of the class."""
 
     @property
@@ -264,6 +276,10 @@ class Inputs(Form):
         """
 
     # -- the stock Trainer -------------------------------------------------------------------------
+
+    @abstractmethod
+    def check_ready(self) -> None:
+        """Raises ValueError if a student cannot train on the rows of `dataset` as they are."""
 
     @abstractmethod
     def dataset(
@@ -339,8 +355,11 @@ class Labels(Form):
 
     @property
     @abstractmethod
-    def goes_with(self) -> tuple[str, ...]:
-        """The names of the inputs that such labels go with. An attribute of the class."""
+    def goes_with(self) -> tuple[type[Inputs], ...]:
+        """The classes of the inputs that such labels go with: those that have what the labels need,
+        such as ids, or stored positions. A subclass goes with them too, so a new kind of inputs
+        says by its base class which labels fit it. An attribute of the class.
+        """
 
     @property
     @abstractmethod
@@ -385,7 +404,7 @@ class Labels(Form):
     @abstractmethod
     def row_of_start(self) -> str:
         """The row of a table that has students on the start of a summary; {inputs} stands for
-        `Inputs.row_words`, {start} for `StudentStart.word`. An attribute of the class.
+        `Inputs.result_words`, {start} for `StudentStart.word`. An attribute of the class.
         """
 
     @property
@@ -447,11 +466,11 @@ class Labels(Form):
         """
 
     @abstractmethod
-    def knows(self, row: Row) -> bool:
+    def knows(self, row: TrainerRow) -> bool:
         """Whether the labels of a row are those of `column`."""
 
     @abstractmethod
-    def collated(self, rows: Sequence[Row], read: Tensor, shared: Tensors) -> Tensor:
+    def collated(self, rows: Sequence[TrainerRow], read: Tensor, shared: Tensors) -> Tensor:
         """(b, n + 1, V) probabilities of a batch of rows that `knows` knows, in which
         `labels[:, j + 1]` is what position j predicts.
 

@@ -50,6 +50,9 @@ class SequenceInputs(Inputs):
     probability.
     """
 
+    def check_ready(self) -> None:
+        """Nothing: the collator makes a batch of them."""
+
     def text(self, sequence: Sequence[Position], vocabulary: Vocabulary) -> str:
         """The likeliest tokens."""
         return vocabulary.text([position["tokens"][0] for position in sequence])
@@ -165,6 +168,8 @@ class EndlessInputs(IdInputs):
     def columns(self, contents: Contents) -> dict[str, pa.Array]:
         """None: rows are made."""
         return {}
+
+    table_names = ()
 
     def tables(self, contents: Contents) -> list[Table]:
         """None: rows are made."""

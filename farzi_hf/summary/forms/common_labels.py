@@ -34,6 +34,12 @@ RESULTS = (
 DISTILLED = ("dataset-distillation", "synthetic")
 """Tags of a summary whose rows or labels were made."""
 
+PREDICTED = "The labels are what models predict that were trained on the data."
+"""How labels were made that teachers gave."""
+
+POSITIONS = "tokens"
+"""The name of the table with what positions or rows say."""
+
 READING_AID = "This is a reading aid: students learn from the whole distributions."
 """What is said of tokens that stand for distributions."""
 
@@ -61,14 +67,14 @@ class StoredLabels(Labels):
     teacher = None
 
     def words_of_sequences(
-        self, inputs: InputWords, of_labels: str, facts: Mapping[str, Any]
+        self, inputs: InputWords, of_labels: str, origin: str, facts: Mapping[str, Any]
     ) -> LabelWords:
         """The words of a summary that consists of sequences.
 
         Args:
             inputs: what is said of the inputs.
             of_labels: sentences on the labels, at the end of the description.
-            facts: see `LabelWords`.
+            origin, facts: see `LabelWords`.
         """
         count, length = self.config.num_sequences, self.config.sequence_length
         numbers = inputs.numbers + self.numbers_per_position
@@ -82,6 +88,7 @@ class StoredLabels(Labels):
             ),
             browse=" To browse them, download `viewer.html` and open it.",
             training=None,
+            origin=origin,
             results=RESULTS,
             needs=same_entries(self.config),
             reading=READING_AID,
@@ -116,7 +123,7 @@ def refuse_label_dim(config: FarziDataConfig) -> None:
 def positions_table(contents: Contents) -> Table:
     """The table of a summary that has a row for each position."""
     comment = f"per position: likeliest {contents.vocabulary.entries}, probabilities, entropy"
-    return Table("tokens", comment, lambda: contents.positions)
+    return Table(POSITIONS, comment, lambda: contents.positions)
 
 
 def card_cells_of_label(position: Position, likeliest: Likeliest) -> dict[str, Any]:

@@ -17,7 +17,7 @@ class DrawnInputs(FrequencyInputs):
     """`frequencies (V,)`: ids are drawn by them, anew in every row."""
 
     name = "drawn"
-    row_words = "drawn ids"
+    result_words = "drawn ids"
     origin = DRAWN
 
     @classmethod

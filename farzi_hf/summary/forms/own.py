@@ -20,13 +20,16 @@ from farzi_hf.summary.forms.base import (
     Likeliest,
     Part,
     Position,
-    Row,
     Table,
     Tensors,
+    TrainerRow,
     normal,
 )
+from farzi_hf.summary.forms.common_inputs import StoredInputs
 from farzi_hf.summary.forms.common_labels import (
     BY_OUTER_STEPS,
+    POSITIONS,
+    PREDICTED,
     StoredLabels,
     card_cells_of_label,
     commands_of_students,
@@ -52,7 +55,8 @@ class OwnLabels(StoredLabels):
     """
 
     name = "own"
-    goes_with = ("soft", "tokens")
+    goes_with = (StoredInputs,)
+    table_names = ("labels", "label_decoder", POSITIONS)
     fields = ("label_dim",)
     defaults: ClassVar = {**BY_OUTER_STEPS, "inputs": "tokens"}
     by_teachers = True
@@ -117,13 +121,13 @@ class OwnLabels(StoredLabels):
     def column(self, tensors: Tensors, count: int, length: int) -> Tensor:
         return tensors["label_latents"]
 
-    def knows(self, row: Row) -> bool:
+    def knows(self, row: TrainerRow) -> bool:
         """Whether the row has latents (ξ, e)."""
         labels = torch.as_tensor(row.get("labels", ()))
         is_matrix = labels.is_floating_point() and labels.ndim == 2
         return is_matrix and labels.shape[1] == self.config.label_dim
 
-    def collated(self, rows: Sequence[Row], read: Tensor, shared: Tensors) -> Tensor:
+    def collated(self, rows: Sequence[TrainerRow], read: Tensor, shared: Tensors) -> Tensor:
         """(b, ξ + 1, V). Nobody reads `labels[:, 0]`."""
         decoder = shared["label_decoder"]
         latents = torch.stack([torch.as_tensor(row["labels"]) for row in rows]).to(decoder.dtype)
@@ -187,5 +191,6 @@ class OwnLabels(StoredLabels):
                 " Each position has a label of its own,\n"
                 "`softmax(labels @ label_decoder)`: what a student should predict after it."
             ),
+            origin=PREDICTED,
             facts={"labels": f"of their own, dimension (e) {self.config.label_dim}"},
         )

@@ -8,9 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farzi_hf.summary.endless import EndlessRows
-from farzi_hf.summary.forms.base import Inputs, Labels, Position, Row, Tensors
+from farzi_hf.summary.endless import DrawnRows, EndlessRows
+from farzi_hf.summary.forms.base import Inputs, Labels, Position, Tensors, TrainerRow
 from farzi_hf.summary.soft_tokens import SoftTokens
+from farzi_hf.summary.store.budget import Budget
+
+_WRITTEN = 3
+"""Ids that a teacher writes when a summary is loaded, to see whether it can."""
 
 
 class Forms:
@@ -65,6 +69,33 @@ class Forms:
         length = self.config.sequence_length if length is None else length
         return self.inputs.endless(tensors, self.labels, seed, length)
 
+    def check_teacher(self, tensors: Tensors, source: str, budget: Budget) -> None:
+        """Raises ValueError unless the carried teacher, if there is one, labels a row.
+
+        Args:
+            tensors: of a summary that was loaded.
+            source: names the teacher in an error.
+            budget: what it may cost.
+        """
+        if not self.labels.carries_teacher:
+            return
+        length = self.config.sequence_length
+        try:
+            carried = self.labels.teacher
+            rows = self.endless(tensors)
+            if rows is None:
+                ids = self.inputs.batch(tensors, slice(0, 1))
+            else:
+                # A teacher that writes has to write a little. A whole row would take it ξ calls, so
+                # the row that it labels is drawn.
+                rows.beginning(1, min(_WRITTEN, length))
+                ids = DrawnRows(rows.frequencies, length, 0).beginning(1, length)
+        except Exception as error:  # each architecture fails in its own way
+            raise ValueError(
+                f"{source} is of no use ({type(error).__name__}: {error}); fetch it again"
+            ) from error
+        carried.check(tensors, ids, source, "fetch it again", budget)
+
     # -- the stock Trainer -------------------------------------------------------------------------
 
     def on_cpu(self) -> Forms:
@@ -75,7 +106,7 @@ class Forms:
         """The tensors that all rows share, for a collator: copies on the CPU."""
         return {**self.inputs.shared(tensors), **self.labels.shared(tensors)}
 
-    def knows(self, values: Tensor, row: Row) -> bool:
+    def knows(self, values: Tensor, row: TrainerRow) -> bool:
         """Whether this is a row of the summary, with `values` for its `input_ids`. Others are rows
         of ids to evaluate on.
         """

@@ -15,9 +15,9 @@ from farzi_hf.summary.forms.base import (
     Likeliest,
     Part,
     Position,
-    Row,
     Table,
     Tensors,
+    TrainerRow,
 )
 from farzi_hf.summary.forms.common_labels import (
     BY_OUTER_STEPS,
@@ -25,7 +25,7 @@ from farzi_hf.summary.forms.common_labels import (
     refuse_label_dim,
     refuse_teacher,
 )
-from farzi_hf.summary.forms.rows import WEIGHT, WEIGHTS
+from farzi_hf.summary.forms.rows import WEIGHT, WEIGHTS, RowInputs
 from farzi_hf.summary.forms.words import InputWords, LabelWords
 from farzi_hf.summary.soft_tokens import SoftTokens
 
@@ -53,7 +53,8 @@ class RealLabels(StoredLabels):
     """
 
     name = "real"
-    goes_with = ("rows",)
+    goes_with = (RowInputs,)
+    table_names = ()
     fields = ()
     defaults: ClassVar = {**BY_OUTER_STEPS, "inputs": "rows"}
     by_teachers = False
@@ -94,11 +95,11 @@ class RealLabels(StoredLabels):
     def column(self, tensors: Tensors, count: int, length: int) -> None:
         return None
 
-    def knows(self, row: Row) -> bool:
+    def knows(self, row: TrainerRow) -> bool:
         """Whether the row has a weight."""
         return WEIGHT in row
 
-    def collated(self, rows: Sequence[Row], read: Tensor, shared: Tensors) -> Tensor:
+    def collated(self, rows: Sequence[TrainerRow], read: Tensor, shared: Tensors) -> Tensor:
         """(b, L, V): each label as a distribution, times the weight of its row; zeros where a row
         predicts nothing.
         """
@@ -152,6 +153,7 @@ class RealLabels(StoredLabels):
             ),
             browse="",
             training=_TRAINING.format(repo="path/to/this/folder"),
+            origin="The weights were learnt for a target.",
             results=(
                 "Each row of the table is a way to choose rows. Fresh models are trained on what it"
                 " chose, all for as many steps; perplexity on the target's dev part, by which one"

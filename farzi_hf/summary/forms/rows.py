@@ -38,6 +38,10 @@ _NOT_MADE = (
     "inputs='rows' are rows of your own data, which farzi_hf.weigh chooses, or `farzi weigh DATA"
     " --target TARGET`; no distillation makes them"
 )
+_NOT_IDS = (
+    "the summary is rows of the data with weights, which are text and not yet ids: tokenize"
+    " as_dataset(), and train on it with a Trainer of your own; its card shows how"
+)
 
 
 class NoStart(Start):
@@ -56,11 +60,13 @@ class RowInputs(Inputs):
     """
 
     name = "rows"
-    row_words = "rows of the data"
+    result_words = "rows of the data"
     labels_by_default = "real"
     start = NoStart()
     is_endless = False
     browsed = None
+    table_names = (ROWS,)
+    sizes = ("num_rows", "row_words")
     wanted = ""
     columns_comment = ""
 
@@ -102,9 +108,7 @@ class RowInputs(Inputs):
     # -- training ----------------------------------------------------------------------------------
 
     def batch(self, tensors: Tensors, rows: Tensor | slice) -> Tensor:
-        raise ValueError(
-            "rows of the data are text, and not yet ids: tokenize as_dataset(), and train on it"
-        )
+        raise ValueError(_NOT_IDS)
 
     def endless(self, tensors: Tensors, labels: Labels, seed: int, length: int) -> None:
         return None
@@ -136,6 +140,9 @@ class RowInputs(Inputs):
         return Dataset(_table(rows, weights))
 
     # -- the stock Trainer -------------------------------------------------------------------------
+
+    def check_ready(self) -> None:
+        raise ValueError(_NOT_IDS)
 
     def knows(self, values: Tensor) -> bool:
         return values.ndim == 1

@@ -8,15 +8,25 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from farzi_hf.data import Vocabulary
-from farzi_hf.summary.forms.base import Inputs, Likeliest, Part, Position, Row, Table, Tensors
+from farzi_hf.summary.forms.base import (
+    Inputs,
+    Likeliest,
+    Part,
+    Position,
+    Table,
+    Tensors,
+    TrainerRow,
+)
 from farzi_hf.summary.forms.common_labels import (
     BY_OUTER_STEPS,
+    POSITIONS,
     StoredLabels,
     commands_of_students,
     positions_table,
     refuse_label_dim,
     refuse_teacher,
 )
+from farzi_hf.summary.forms.soft import SoftInputs
 from farzi_hf.summary.forms.words import InputWords, LabelWords
 from farzi_hf.summary.soft_tokens import SoftTokens
 
@@ -29,7 +39,8 @@ class SharedLabels(StoredLabels):
     """The inputs themselves, without tensors of their own."""
 
     name = "shared"
-    goes_with = ("soft",)
+    goes_with = (SoftInputs,)
+    table_names = (POSITIONS,)
     fields = ()
     defaults: ClassVar = {**BY_OUTER_STEPS, "inputs": "soft"}
     by_teachers = False
@@ -58,11 +69,11 @@ class SharedLabels(StoredLabels):
     def column(self, tensors: Tensors, count: int, length: int) -> None:
         return None
 
-    def knows(self, row: Row) -> bool:
+    def knows(self, row: TrainerRow) -> bool:
         """Whatever the labels: the inputs tell."""
         return True
 
-    def collated(self, rows: Sequence[Row], read: Tensor, shared: Tensors) -> Tensor:
+    def collated(self, rows: Sequence[TrainerRow], read: Tensor, shared: Tensors) -> Tensor:
         """The inputs (b, ξ, V)."""
         return read
 
@@ -94,4 +105,6 @@ class SharedLabels(StoredLabels):
         return commands_of_students(repo)
 
     def words(self, inputs: InputWords, vocabulary: Vocabulary, nbytes: int) -> LabelWords:
-        return self.words_of_sequences(inputs, of_labels="", facts={})
+        return self.words_of_sequences(
+            inputs, of_labels="", origin="The labels are the inputs.", facts={}
+        )

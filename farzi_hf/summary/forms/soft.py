@@ -31,10 +31,11 @@ class SoftInputs(StoredInputs):
     """
 
     name = "soft"
-    row_words = "soft tokens"
+    result_words = "soft tokens"
     labels_by_default = "own"
     start = "initialization"
     browsed = ""
+    table_names = ("latents", "decoder")
 
     @dataclass(frozen=True)
     class Settings:

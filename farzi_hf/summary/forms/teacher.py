@@ -25,12 +25,15 @@ from farzi_hf.summary.forms.base import (
     Likeliest,
     Part,
     Position,
-    Row,
     Table,
     Tensors,
+    TrainerRow,
 )
+from farzi_hf.summary.forms.common_inputs import IdInputs
 from farzi_hf.summary.forms.common_labels import (
     DISTILLED,
+    POSITIONS,
+    PREDICTED,
     READING_AID,
     RESULTS,
     card_cells_of_label,
@@ -66,7 +69,8 @@ class TeacherLabels(Labels):
     """
 
     name = "teacher"
-    goes_with = ("drawn", "written", "tokens")
+    goes_with = (IdInputs,)
+    table_names = (POSITIONS,)
     fields = ("teacher",)
     # Made-up rows do not run out, so large steps pay; an optimizer with a short memory needs few.
     # Measured on Penn Treebank (recipes/LOG.md).
@@ -181,12 +185,12 @@ class TeacherLabels(Labels):
         """Labels without numbers, (count, ξ, 0): the sign that the teacher labels the rows."""
         return torch.empty(count, length, 0)
 
-    def knows(self, row: Row) -> bool:
+    def knows(self, row: TrainerRow) -> bool:
         labels = torch.as_tensor(row.get("labels", ()))
         is_matrix = labels.is_floating_point() and labels.ndim == 2
         return is_matrix and labels.shape[1] == 0
 
-    def collated(self, rows: Sequence[Row], read: Tensor, shared: Tensors) -> Tensor:
+    def collated(self, rows: Sequence[TrainerRow], read: Tensor, shared: Tensors) -> Tensor:
         """(b, ξ + 1, V). Nobody reads `labels[:, 0]`."""
         labels = self.teacher.labels(self.teacher.tensors, read).probabilities()
         return F.pad(labels, (0, 0, 1, 0))
@@ -239,7 +243,7 @@ class TeacherLabels(Labels):
             texts = contents.texts_of(sequences)
             return pa.table(contents.index | ids | texts | columns)
 
-        return [Table("tokens", f"one row per shown row: ids{text}, likeliest labels", shown)]
+        return [Table(POSITIONS, f"one row per shown row: ids{text}, likeliest labels", shown)]
 
     def torch_code(self) -> str:
         return ""
@@ -262,6 +266,7 @@ class TeacherLabels(Labels):
             ),
             browse=f" `viewer.html` shows the first {shown} rows.",
             training=None,
+            origin=PREDICTED,
             results=RESULTS,
             needs=same_entries(config),
             reading=READING_AID,

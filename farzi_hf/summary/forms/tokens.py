@@ -26,9 +26,10 @@ class TokenInputs(IdInputs, StoredInputs):
     """`input_ids (μ, ξ)`: ids of the vocabulary."""
 
     name = "tokens"
-    row_words = "fixed ids"
+    result_words = "fixed ids"
     labels_by_default = "own"
     start = "input_sequences"
+    table_names = ()
 
     @dataclass(frozen=True)
     class Settings:

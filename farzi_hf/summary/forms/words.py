@@ -69,6 +69,10 @@ class LabelWords:
     Trainer are the way, and the card has code for that.
     """
 
+    origin: str
+    """A sentence on how the labels were made, for what the card says of the privacy of stored ids.
+    """
+
     results: str
     """What a row of the card's table of results is, and its intervals."""
 

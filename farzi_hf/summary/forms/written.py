@@ -19,7 +19,7 @@ class WrittenInputs(FrequencyInputs):
     """
 
     name = "written"
-    row_words = "written ids"
+    result_words = "written ids"
     origin = WRITTEN
 
     @classmethod

@@ -34,6 +34,7 @@ from farzi_hf.common.files import exclusive, find_file, flush, opened_plain, sta
 from farzi_hf.common.text import YAML_BYTES
 from farzi_hf.data.tokenizer_file import TOKENIZER_LIMITS
 from farzi_hf.data.vocabulary import ITEMS_BYTES, ITEMS_FILE
+from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.summary.store.tensor_file import listed_files, write_tensors
 
 T = TypeVar("T")
@@ -66,16 +67,17 @@ LOADED_FILES: dict[str, int | None] = {
 """The files that `FarziData.from_pretrained` reads: patterns of names, and the most bytes of each.
 None: the file is not read at once.
 """
-TABLES = ["latents", "decoder", "tokens", "labels", "label_decoder", "rows"]
-"""The folders of tables, see `Form.tables`. No others are ever replaced or removed."""
 # Such a name is a plain one on every system: it has no drive, no stream and no `..`, and is not
 # hidden.
 _PLAIN = re.compile(r"(?!\.)[^/\\:*?\"<>|\x00-\x1f]+")
 
 
 def _limits() -> dict[str, int | None]:
-    """The files that an artefact can have, as `LOADED_FILES` lists those that are loaded."""
-    tables = (f"{name}/train-*.parquet" for name in TABLES)
+    """The files that an artefact can have, as `LOADED_FILES` lists those that are loaded. Of the
+    folders of tables, those that a form names, and no others, are ever replaced or removed.
+    """
+    forms = (*INPUTS.values(), *LABELS.values())
+    tables = (f"{name}/train-*.parquet" for form in forms for name in form.table_names)
     return {**LOADED_FILES, **dict.fromkeys((CARD, VIEWER, *tables))}
 
 
@@ -192,8 +194,8 @@ def replace_files(folder: Path, write: Callable[[Path], None], tensors: dict[str
                 pattern = pattern_of(name)
                 if pattern is None:
                     raise ValueError(
-                        f"an artefact has no place for {name}; a table of a new form needs a line"
-                        " in TABLES of farzi_hf/summary/store/folder.py"
+                        f"an artefact has no place for {name}; a form names its tables in"
+                        " table_names"
                     )
                 size = (writing / name).stat().st_size
                 limit = _limits()[pattern]

@@ -1,20 +1,16 @@
-"""Making the tokenizer, the names of items and the learner of an artefact from files that somebody
-else may have written.
+"""Making a learner of a config that somebody else may have written.
 
-A tokenizer is made of `tokenizer.json` alone: see `farzi_hf.data.tokenizer_file`. A learner is made
-of plain values of its architecture's own fields, and is first built without numbers, to see what it
-costs.
+It is made of plain values of its architecture's own fields, and is first built without numbers, to
+see what it costs.
 """
 
 import json
 import logging
-import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -30,76 +26,11 @@ from transformers import (
 from farzi_hf.common.messages import escaped_messages
 from farzi_hf.common.text import terminal_text
 from farzi_hf.data import Vocabulary
-from farzi_hf.data.tokenizer_file import (
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    make_tokenizer,
-    plain_settings,
-)
-from farzi_hf.data.vocabulary import item_names
 from farzi_hf.models.base import NextItemConfig
 from farzi_hf.summary.soft_tokens import vocabulary_size
-from farzi_hf.summary.store import folder as layout
 from farzi_hf.summary.store.budget import Budget
-from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of
 
 logger = logging.getLogger(__name__)
-
-# -- the vocabulary --------------------------------------------------------------------------------
-
-
-def save_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
-    """Writes the vocabulary's files into the empty `folder`, without those that are never read. A
-    tokenizer needs a tokenizer.json.
-    """
-    vocabulary.save(folder)
-    for path in list(folder.iterdir()):
-        if not pattern_of(path.name):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if (folder / TOKENIZER_CONFIG).exists() and not (folder / TOKENIZER).exists():
-        logger.warning(
-            "Saved without the tokenizer, which has no tokenizer.json; set processing_class after"
-            " loading."
-        )
-
-
-def load_vocabulary(artefact: ArtefactFolder, most: int) -> Any:
-    """The tokenizer or the list of at most `most` items saved in an artefact, `None` where it has
-    neither. No code is run. Raises ValueError if the files hold neither, or the tokenizer takes too
-    much time or memory.
-    """
-    if artefact.find(TOKENIZER) is not None:
-        return _load_tokenizer(artefact)
-    path = artefact.find(layout.VOCABULARY)
-    if path is not None:
-        return item_names(artefact.read(layout.VOCABULARY), path, most)
-    if artefact.find(TOKENIZER_CONFIG) is not None:
-        logger.warning(
-            "%s has a %s but no %s: the summary is loaded without a tokenizer. Set"
-            " farzi.processing_class to a tokenizer that has one; farzi.save_pretrained then"
-            " adds it.",
-            artefact.folder,
-            TOKENIZER_CONFIG,
-            TOKENIZER,
-        )
-    return None
-
-
-def _load_tokenizer(artefact: ArtefactFolder) -> Any:
-    settings: dict[str, Any] = {}
-    path = artefact.find(TOKENIZER_CONFIG)
-    if path is not None:
-        settings = plain_settings(artefact.read(TOKENIZER_CONFIG), path)
-    return make_tokenizer(
-        artefact.read(TOKENIZER),
-        artefact.path(TOKENIZER),
-        settings,
-        "fetch it again, or remove the tokenizer's files and set processing_class to a tokenizer of"
-        " your own",
-    )
-
-
-# -- the learner -----------------------------------------------------------------------------------
 
 _NAMING = {"auto_map", "name_or_path", "_name_or_path", "code_revision", "trust_remote_code"}
 """Fields that name code, files or repositories."""
@@ -254,14 +185,19 @@ def outlined_learner(
     return AutoConfig.for_model(**settings), built
 
 
+@lru_cache(maxsize=16)
+def _own_fields(kind: type[PreTrainedConfig]) -> frozenset[str]:
+    """The names of the fields of an architecture that not all have."""
+    return frozenset(field.name for field in fields(kind)) - _FIELDS_OF_ALL
+
+
 def _is_plain(kind: type[PreTrainedConfig], name: str, value: Any) -> bool:
     """Whether this is a field of that architecture, or a number, with a value that holds no config
     and names no code.
     """
     if name.startswith("rope_"):
         return True
-    own_fields = {field.name for field in fields(kind)} - _FIELDS_OF_ALL
-    if name in own_fields or name in kind.attribute_map or name == "dtype":
+    if name in _own_fields(kind) or name in kind.attribute_map or name == "dtype":
         holds_config = any(isinstance(part, Mapping) for part in _leaves(value))
         return not holds_config
     return not hasattr(PreTrainedConfig, name) and isinstance(value, int | float)

@@ -34,7 +34,8 @@ from farzi_hf.summary.store.contents import Contents
 from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of, replace_files
 from farzi_hf.summary.store.results import check_results
 from farzi_hf.summary.store.tensor_file import STORAGES
-from farzi_hf.summary.store.untrusted import plain_learner, save_vocabulary
+from farzi_hf.summary.store.untrusted import plain_learner
+from farzi_hf.summary.store.vocabulary_files import save_vocabulary
 
 logger = logging.getLogger(__name__)
 

@@ -126,6 +126,18 @@ def test_the_collator_multiplies_the_loss_of_a_row_by_its_weight(tmp_path):
     ).train()
 
 
+def test_farzi_train_says_that_rows_are_text(tmp_path):
+    """It said that a learning rate was missing."""
+    farzi = summary()
+    farzi.save_pretrained(tmp_path / "summary")
+    said = "text and not yet ids: tokenize as_dataset.*its card shows how"
+    with pytest.raises(SystemExit, match=f"farzi train: .*{said}"):
+        main(["train", str(tmp_path / "summary"), "--output_dir", str(tmp_path / "student")])
+    with pytest.raises(ValueError, match=said):
+        farzi.trainer(tiny_model("gpt2", len(WORDS)))
+    assert not (tmp_path / "student").exists()
+
+
 @pytest.mark.parametrize(
     ("rows", "weights", "message"),
     [
@@ -145,7 +157,7 @@ def test_bad_rows_are_refused(rows, weights, message):
 def test_no_distillation_makes_them(tmp_path):
     with pytest.raises(ValueError, match=r"which farzi_hf\.weigh chooses"):
         FarziConfig(str(tmp_path), use_cpu=True, report_to="none", inputs="rows")
-    with pytest.raises(ValueError, match="num_rows=3 with inputs='soft': they hold no rows"):
+    with pytest.raises(ValueError, match=r"num_rows=3 with inputs='soft' .*leave it out"):
         FarziDataConfig(num_rows=3)
     farzi = summary()
     with pytest.raises(ValueError, match="tokenize as_dataset"):

@@ -35,10 +35,11 @@ from farzi_hf.summary.initialization import Start
 from farzi_hf.summary.origins import Origin
 from farzi_hf.summary.reading import check_product, likeliest_entries
 from farzi_hf.summary.soft_tokens import SoftTokens
-from farzi_hf.summary.store import folder
 from farzi_hf.summary.store.columns import list_column
 
-INVENTED = Origin("invented", True, "Topics are an invention.", "A trial protects whom it likes.")
+INVENTED = Origin(
+    "invented", True, "Topics are an invention.", "A trial protects whom it likes. {labels}"
+)
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,13 @@ class TopicInputs(StoredInputs):
     """`mixture (μ, ξ, k)`, which is learnt, of `topics (k, V)`, which are not."""
 
     name = "topics"
-    row_words = "topic mixtures"
+    result_words = "topic mixtures"
     labels_by_default = "one"
     start = Mixing()
     origin = INVENTED
     browsed = ""
     columns_comment = ""
+    table_names = ("mixture",)
 
     @dataclass(frozen=True)
     class Settings:
@@ -146,7 +148,8 @@ class OneLabel(StoredLabels):
     """`answer (V,)`: one distribution, which every position predicts."""
 
     name = "one"
-    goes_with = ("topics",)
+    goes_with = (TopicInputs,)
+    table_names = ("answer",)
     fields = ()
     defaults = BY_OUTER_STEPS | {"inputs": "topics"}
     by_teachers = False
@@ -211,6 +214,7 @@ class OneLabel(StoredLabels):
             description=f"Here are {inputs.positions}. {inputs.position}",
             browse=" A page draws them.",
             training=None,
+            origin="Answers are one.",
             results="A row is a trial.",
             needs="Nobody needs an answer",
             reading="An answer is not a question.",
@@ -223,10 +227,9 @@ class OneLabel(StoredLabels):
 
 @pytest.fixture
 def trial(monkeypatch):
-    """Both kinds are in their tables, and the artefact has a place for theirs."""
+    """Both kinds are in their tables."""
     monkeypatch.setitem(INPUTS, TopicInputs.name, TopicInputs)
     monkeypatch.setitem(LABELS, OneLabel.name, OneLabel)
-    monkeypatch.setattr(folder, "TABLES", [*folder.TABLES, "mixture", "answer"])
 
 
 def summary(vocabulary=None, **changes) -> FarziData:
@@ -309,7 +312,7 @@ def test_every_word_of_its_card_is_its_own(vocabulary, tmp_path):
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     of_inputs, of_labels = words_of(farzi)
     said = {
-        *("- a-trial\n", INVENTED.nature, INVENTED.protects),
+        *("- a-trial\n", INVENTED.nature, "A trial protects whom it likes. Answers are one."),
         *(of_labels.title, of_labels.description, of_labels.browse.strip(), of_labels.needs),
         *(of_labels.size, "# a row a mixture: (ξ, k) chances", "# what all places say"),
         *("| mixtures | 4 |", "| kinds of topics | made for a trial |", "| answers | 1 |"),
@@ -355,7 +358,8 @@ def test_every_word_of_its_page_and_of_farzi_show_is_its_own(tmp_path, capsys):
 @pytest.mark.usefixtures("trial")
 def test_tables_of_results_and_of_experiments_ask_it():
     assert (
-        OneLabel.row_of_start.format(inputs=TopicInputs.row_words) == "one answer, topic mixtures"
+        OneLabel.row_of_start.format(inputs=TopicInputs.result_words)
+        == "one answer, topic mixtures"
     )
     with pytest.raises(ValueError, match="labels='one' need inputs of 'topics', got inputs='soft'"):
         FarziDataConfig(labels="one")
@@ -397,9 +401,9 @@ def test_no_word_has_a_default(words):
 
 
 @pytest.mark.usefixtures("trial")
-def test_a_table_without_a_place_in_the_artefact_is_refused(tmp_path):
-    folder.TABLES.remove("answer")
-    with pytest.raises(ValueError, match=r"no place for answer/train.* a line in TABLES"):
+def test_a_table_that_no_form_names_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(OneLabel, "table_names", ())
+    with pytest.raises(ValueError, match=r"no place for answer/train.*in table_names"):
         summary().save_pretrained(tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -413,13 +417,15 @@ class TextInputs(Inputs):
     """Rows of text, in place of positions."""
 
     name = "texts"
-    row_words = "texts"
+    result_words = "texts"
     labels_by_default = "weights"
     start = Mixing()
     origin = Origin("texts", True, "A sample of texts.", "The rows are those of the data.")
     is_endless = False
     browsed = None
     columns_comment = ""
+    table_names = ("rows",)
+    sizes = ("num_texts",)
     wanted = ""
 
     @classmethod
@@ -448,6 +454,9 @@ class TextInputs(Inputs):
 
     def looked_up(self, tensors):
         return None
+
+    def check_ready(self):
+        raise ValueError("rows of text are no batch; tokenize them")
 
     def dataset(self, tensors, labels, num_rows, seed):
         return Dataset.from_dict({"text": TEXTS, "weight": tensors["weights"].tolist()})
@@ -506,7 +515,8 @@ class Weights(OneLabel):
     """`weights (μ,)`: what a row counts."""
 
     name = "weights"
-    goes_with = ("texts",)
+    goes_with = (TextInputs,)
+    table_names = ()
 
     @classmethod
     def parts(cls, config):
@@ -541,8 +551,8 @@ class Weights(OneLabel):
 def weighed(monkeypatch) -> FarziData:
     monkeypatch.setitem(INPUTS, TextInputs.name, TextInputs)
     monkeypatch.setitem(LABELS, Weights.name, Weights)
-    monkeypatch.setattr(folder, "TABLES", [*folder.TABLES, "rows"])
-    config = FarziDataConfig(3, 5, vocab_size=len(WORDS), inputs="texts", labels="weights")
+    forms = {"inputs": "texts", "labels": "weights", "num_texts": len(TEXTS)}
+    config = FarziDataConfig(3, 5, vocab_size=len(WORDS), **forms)
     return FarziData(config, word_tokenizer(), {"weights": torch.tensor([0.5, 0.0, 2.0])})
 
 
@@ -550,6 +560,7 @@ def test_rows_of_text_are_decoded_shown_saved_and_loaded(weighed, tmp_path, caps
     weighed.save_pretrained(tmp_path / "summary")
     loaded = FarziData.from_pretrained(tmp_path / "summary")
     assert loaded.weights.tolist() == [0.5, 0.0, 2.0]
+    assert loaded.config.num_texts == len(TEXTS)
     assert loaded.decode()[2] == [{"text": "the", "weight": 2.0}]
     assert loaded.as_dataset()[0] == {"text": "The cat.", "weight": 0.5}
     rows = pq.read_table(tmp_path / "summary" / "rows" / "train-00000-of-00001.parquet")
@@ -571,3 +582,13 @@ def test_rows_of_text_are_decoded_shown_saved_and_loaded(weighed, tmp_path, caps
 def test_what_rows_of_text_cannot_do_is_said(weighed):
     with pytest.raises(ValueError, match="train on them with their weights"):
         weighed(torch.tensor([0]))
+
+
+def test_a_size_of_rows_of_text_is_checked_and_refused_by_others(weighed):
+    with pytest.raises(ValueError, match="num_texts must be an integer of at least 1, got 0"):
+        FarziDataConfig(3, 5, inputs="texts", labels="weights", num_texts=0)
+    with pytest.raises(ValueError, match=r"num_texts=2 with inputs='soft' .* has none; leave it"):
+        FarziDataConfig(num_texts=2)
+    other = FarziDataConfig(3, 5, vocab_size=7, inputs="texts", labels="weights", num_texts=9)
+    with pytest.raises(ValueError, match=r"has num_texts=3, but args\.num_texts is 9"):
+        weighed.config.check_equal(other)

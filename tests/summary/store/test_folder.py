@@ -23,11 +23,20 @@ from farzi_hf.summary import FarziData
 SECRET = b"root:x:0:0"
 
 
-@pytest.fixture
-def folder(tmp_path, plot) -> Path:
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
     """An artefact with a tokenizer, metrics, a recipe and a plot."""
-    tiny().save_pretrained(tmp_path / "artefact", word_tokenizer(), METRICS, {"seed": 0}, [plot])
-    return tmp_path / "artefact"
+    place = tmp_path_factory.mktemp("saved")
+    plot = place / "curve.png"
+    plot.write_bytes(png())
+    tiny().save_pretrained(place / "artefact", word_tokenizer(), METRICS, {"seed": 0}, [plot])
+    return place / "artefact"
+
+
+@pytest.fixture
+def folder(saved, tmp_path) -> Path:
+    """A copy of that artefact."""
+    return shutil.copytree(saved, tmp_path / "artefact")
 
 
 @pytest.fixture
