@@ -39,6 +39,7 @@ from farzi_hf.report.comparison import Student, pooled_row
 from farzi_hf.report.full_data import FULL, WAYS, FullData, RealTraining
 from farzi_hf.report.rendering import commit_of
 from farzi_hf.report.rows import BASELINES
+from farzi_hf.report.trials import words_of
 from farzi_hf.tasks import Task
 
 
@@ -63,8 +64,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         summaries = [FarziData.from_pretrained(name) for name in args.summaries]
         data = [TaskData.of_summary(farzi, args.data_dir) for farzi in summaries]
         name = data[0].settings.dataset.split(".")[0]
-        student = args.student or summaries[0].results.recipe["learner"]["model_type"]
-        default = CARDS / re.sub(r"[^\w-]+", "_", f"{name} seconds {student}").lower()
+        learner = summaries[0].results.recipe["learner"]
+        kind = args.student or learner["model_type"]
+        student = args.student or words_of(learner)
+        default = CARDS / re.sub(r"[^\w-]+", "_", f"{name} seconds {kind}").lower()
         folder = Path(args.card_dir or default)
         check_outputs(folder, ("table.md", "table.csv", "table.json", "seconds.png"))
     pairs = zip(summaries, data, strict=True)
@@ -286,6 +289,7 @@ def plot(rows: Rows, path: Path, title: str) -> None:
     count, the best one.
     """
     task = rows.task
+    scale = 100.0 if task.ranked else 1.0
     points = []
     lines = {}
     for row in rows.table():
@@ -295,14 +299,15 @@ def plot(rows: Rows, path: Path, title: str) -> None:
         elif length:
             points.append({**row, "method": f"students, {kind}"})
         elif row["method"] in (rows.best_counted, "teacher"):
-            lines[row["method"]] = row[task.metric]
+            lines[row["method"]] = scale * row[task.metric]
     panel = curves.Panel(
         points,
         "seconds",
         task.metric,
         "seconds of a training",
-        task.metric_label,
+        f"{task.metric_label}, %" if task.ranked else task.metric_label,
         logarithmic="x" if task.ranked else "xy",
+        scale=scale,
         lines=lines,
         title=title,
     )
