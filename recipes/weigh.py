@@ -65,7 +65,7 @@ from farzi_hf.cli.stock_training import model_of
 from farzi_hf.data import SequenceCollator, load_ptb, load_sample_text, word_tokenizer
 from farzi_hf.data.seeds import seeded
 from farzi_hf.data.text import bpe_tokenizer, ids_of
-from farzi_hf.report import markdown, save_json
+from farzi_hf.report import markdown, save_json, save_text
 
 _SPOILT = ("another answer", "shuffled", "cut")
 """What can be wrong with an answer."""
@@ -245,7 +245,7 @@ def rows_in_file(
     """Prompts and completions as `farzi weigh` reads them. Rows whose completion is not among the
     first ids are left out.
     """
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    save_text("".join(json.dumps(row) + "\n" for row in rows), file)
     return text_rows(str(file), None, tokenizer, most)
 
 

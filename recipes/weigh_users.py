@@ -151,7 +151,9 @@ def split_rows(args: Namespace, split: int) -> list[dict[str, Any]]:
     config = task_of_data.learner_config(json.loads(args.learner), args.max_length)
 
     def start() -> PreTrainedModel:
-        return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        return AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager", trust_remote_code=False
+        )
 
     folder = Path(args.output_dir, f"split-{split}")
     trainer = Trainer(

@@ -18,6 +18,7 @@ from farzi_hf.report.full_data import WAYS, FullData, Tried
 summary = carried_summary
 
 
+@pytest.mark.usefixtures("small_data")
 def test_rows_of_students_and_of_all_data_are_made_once(summary, tmp_path, monkeypatch):
     tried = []
 

@@ -68,6 +68,7 @@ def test_one_table_alone_is_set():
     assert warm.STARTS["random"](farzi, student, 0) == {}
 
 
+@pytest.mark.usefixtures("small_data")
 def test_a_part_is_a_table_and_each_student_is_made_once(summary, tmp_path, monkeypatch, capsys):
     cells = [
         warm.Cell("GPT-2 32", "warm", "drawn", 2, 4),

@@ -21,6 +21,7 @@ from farzi_hf.summary.start import start_values
 summary = carried_summary
 
 
+@pytest.mark.usefixtures("small_data")
 def test_rates_and_maps_are_learnt_and_compared(summary, tmp_path, monkeypatch):
     card = tmp_path / "card"
     argv = [str(summary), "--student", "RNN 64", "--inputs", "drawn", "--card_dir", str(card)]
