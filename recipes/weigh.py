@@ -274,6 +274,25 @@ def pretrain(rows: OwnRows, tokenizer: Any, args: Namespace, folder: Path) -> No
     print(f"pretrained on {len(rows):,} rows in {seconds:.0f} s, mean loss {loss:.2f}", flush=True)
 
 
+def plain_arguments(args: Namespace, folder: Path, **how: Any) -> TrainingArguments:
+    """Arguments of a stock Trainer on the CPU: a constant rate, nothing clipped, nothing saved.
+
+    Args:
+        args: with `batch_size`.
+        how: more of `TrainingArguments`.
+    """
+    plain = {
+        "per_device_train_batch_size": args.batch_size,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+    }
+    return TrainingArguments(str(folder), **{**plain, **how})
+
+
 def small_gpt2(
     rows: Dataset,
     tokenizer: Any,
@@ -304,22 +323,7 @@ def small_gpt2(
         initializer_range=0.1,
         attn_implementation="eager",
     )
-    settings = TrainingArguments(
-        str(folder / "trainer"),
-        **{
-            "max_steps": args.steps,
-            "per_device_train_batch_size": args.batch_size,
-            "lr_scheduler_type": "constant",
-            "max_grad_norm": 0.0,
-            "save_strategy": "no",
-            "report_to": "none",
-            "use_cpu": True,
-            "dataloader_pin_memory": False,
-            "train_sampling_strategy": "random",
-            **how,
-        },
-    )
-
+    settings = plain_arguments(args, folder / "trainer", **{"max_steps": args.steps, **how})
     trained = None if pretrained is None else model_of(str(pretrained), None)
 
     def start() -> PreTrainedModel:

@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from scipy.stats import mannwhitneyu
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
-from weigh import rows_in_file
+from transformers import PreTrainedTokenizerBase, Trainer
+from weigh import plain_arguments, rows_in_file
 
 from farzi_hf.attribution.choosers import (
     CrossEntropyDifference,
@@ -141,18 +141,12 @@ def trainer_of(args: Namespace, rows: OwnRows, tokenizer: PreTrainedTokenizerBas
     with torch.random.fork_rng():
         torch.manual_seed(args.seed)  # of the adapters
         model = model_of(args.model, args.lora)
-    settings = TrainingArguments(
-        str(Path(args.output_dir, "trainer")),
+    settings = plain_arguments(
+        args,
+        Path(args.output_dir, "trainer"),
         max_steps=args.steps,
-        per_device_train_batch_size=args.batch_size,
         learning_rate=args.learning_rate,
         adam_epsilon=args.epsilon,
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        dataloader_pin_memory=False,
         disable_tqdm=args.quiet,
     )
     return Trainer(model, settings, SequenceCollator(), rows.dataset(), processing_class=tokenizer)

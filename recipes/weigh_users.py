@@ -31,6 +31,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
+from weigh import plain_arguments
 
 from farzi_hf.attribution.choice import interval
 from farzi_hf.attribution.choosers import (
@@ -228,18 +229,12 @@ def _measured(
 
 
 def _arguments(args: Namespace, folder: Path, **how: Any) -> TrainingArguments:
-    return TrainingArguments(
-        str(folder),
-        per_device_train_batch_size=args.batch_size,
+    return plain_arguments(
+        args,
+        folder,
         per_device_eval_batch_size=256,
         learning_rate=args.learning_rate,
         adam_epsilon=args.epsilon,
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        dataloader_pin_memory=False,
         disable_tqdm=True,
         **how,
     )

@@ -20,6 +20,15 @@ from farzi_hf.tasks import items
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 CONFIGS = RECIPES / "configs"
 USERS = 100
+SHORT_SEARCH = {
+    "_FEWEST": 4,
+    "_MOST": 8,
+    "_EPOCHS": 0,
+    "_TIMED": 1,
+    "_FIRST": 2,
+    "_STUDENTS": ((4, 4, 0.02, "drawn"), (6, 8, 0.03, None)),
+}
+"""Values of `report.suggestion` with which a search takes a second."""
 TINY = (
     "--inputs",
     "soft",

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny_recipes import leave_out_figures, use_small_data
+from tiny_recipes import SHORT_SEARCH, leave_out_figures, use_small_data
 from tiny_trainer import SETTINGS
 
 pytest.importorskip("matplotlib")
@@ -54,15 +54,6 @@ CONFIG = {
     "teacher_steps": 3,
     "baselines": [],
 }
-SHORT = {
-    "_FEWEST": 4,
-    "_MOST": 8,
-    "_EPOCHS": 0,
-    "_TIMED": 1,
-    "_FIRST": 2,
-    "_STUDENTS": ((4, 4, 0.02, "drawn"), (6, 8, 0.03, None)),
-}
-"""A search of a second."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,7 +61,7 @@ def short(tmp_path_factory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         use_small_data(patch)
         leave_out_figures(patch)
-        for name, value in SHORT.items():
+        for name, value in SHORT_SEARCH.items():
             patch.setattr(suggestion, name, value)
         patch.chdir(tmp_path_factory.mktemp("here"))
         yield

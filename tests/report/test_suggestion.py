@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
-from tiny_recipes import small_interactions, small_text
+from tiny_recipes import SHORT_SEARCH, small_interactions, small_text
 
 from farzi_hf import FarziConfig, FarziTrainer, LanguageModeling, Recommendation, suggest
 from farzi_hf.common.files import exclusive
@@ -33,21 +33,10 @@ GPT2 = {
 }
 
 
-SHORT = {
-    "_FEWEST": 4,
-    "_MOST": 8,
-    "_EPOCHS": 0,
-    "_TIMED": 1,
-    "_FIRST": 2,
-    "_STUDENTS": ((4, 4, 0.02, "drawn"), (6, 8, 0.03, None)),
-}
-"""Trials of few steps."""
-
-
 @pytest.fixture(scope="module", autouse=True)
 def short():
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in SHORT.items():
+        for name, value in SHORT_SEARCH.items():
             patch.setattr(suggestion, name, value)
         yield
 
