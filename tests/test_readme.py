@@ -20,6 +20,8 @@ from farzi_hf.report import RunSettings
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHORT = 130
+WIDTH = 88
+"""Columns of code in a page: more of them scroll."""
 """Lines that the README may have: a screen and a half."""
 
 PROGRAMS = ("accelerate", "farzi", "make", "pip", "python", "torchrun")
@@ -190,3 +192,14 @@ def test_the_readme_is_short_and_no_page_has_powers_of_ten():
     assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= SHORT
     for page in PAGES:
         assert not re.findall(r"\d[eE]\+\d", page.read_text(encoding="utf-8"))
+
+
+def test_code_fits_beside_the_text_of_a_page():
+    too_wide = [
+        f"{page.name}: {line}"
+        for page in PAGES
+        for block in blocks(page, "python")
+        for line in block.splitlines()
+        if len(line) > WIDTH
+    ]
+    assert not too_wide
