@@ -45,8 +45,6 @@ MATRICES = "matrices"
 VECTORS = "vectors"
 RATES = (0.5, 1.0, 2.0, 4.0)
 """Times the rate of the command line, for the best fixed choice."""
-OUTER_RATES = {"rates": 0.1, "maps": 0.01}
-"""Of Adam in the outer loop: for the logarithms of rates, and for the entries of maps."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +141,7 @@ def learn(
     real: Callable[[Parameters, int], Tensor],
     start: Numbers,
     outer_steps: int,
+    outer_rates: Sequence[float],
     with_maps: bool,
 ) -> dict[str, Any]:
     """The numbers after so many outer steps, and the loss of each step.
@@ -150,19 +149,21 @@ def learn(
     Args:
         real: the loss of a student on real rows, which depend on the number of the step.
         start: the numbers before.
+        outer_rates: of Adam in the outer loop: for the logarithms of rates, and for the entries of
+            maps. They fall to 0 on a straight line.
         with_maps: whether the maps are learnt, too.
     """
     numbers = start.learnable()
-    groups = [{"params": list(numbers.rates.values()), "lr": OUTER_RATES["rates"]}]
+    groups = [{"params": list(numbers.rates.values()), "lr": outer_rates[0]}]
     if with_maps:
-        groups.append({"params": list(numbers.maps.values()), "lr": OUTER_RATES["maps"]})
+        groups.append({"params": list(numbers.maps.values()), "lr": outer_rates[1]})
     optimizer = torch.optim.Adam(groups, betas=(0.8, 0.95))
     losses = []
     began = time.perf_counter()
     shown = tqdm(range(outer_steps), "Outer steps", dynamic_ncols=True)
     for step in shown:
         fraction = step / outer_steps
-        for group, rate in zip(optimizer.param_groups, OUTER_RATES.values(), strict=False):
+        for group, rate in zip(optimizer.param_groups, outer_rates, strict=False):
             group["lr"] = rate * (1 - fraction)
         optimizer.zero_grad()
         loss = real(train(numbers, 10_000 + step), step)
@@ -188,6 +189,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=10, help="of a step")
     parser.add_argument("--rate", type=float, default=0.005)
     parser.add_argument("--outer_steps", type=int, default=40)
+    parser.add_argument(
+        "--outer_rates", type=float, nargs=2, default=[0.1, 0.01], help="for rates, for maps"
+    )
     parser.add_argument("--num_students", type=int, default=5)
     parser.add_argument("--card_dir", help="folder of the table")
     args = parser.parse_args(argv)
@@ -250,7 +254,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     facts = {}
     for name, with_maps in (("learnt rates", False), ("learnt rates and maps", True)):
         path = folder / "kept" / f"{name.replace(' ', '_')}.json"
-        make = partial(learn, train, real, fixed[best], args.outer_steps, with_maps)
+        how = (args.outer_steps, args.outer_rates, with_maps)
+        make = partial(learn, train, real, fixed[best], *how)
         facts[name] = kept(path, {**settings, "best": best}, make)
         found[name] = Numbers.from_json(facts[name]["numbers"])
     measurements = {
