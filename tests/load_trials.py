@@ -16,7 +16,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -236,14 +236,22 @@ def trials(folder: Path) -> Iterator[Callable[..., Outcome]]:
     ours, theirs = forked().Pipe()
     process = forked().Process(target=serve, args=(theirs, folder))
     process.start()
+    theirs.close()  # so that a process that has ended is an end of the file, and no wait for ever
 
     def ask(**arguments: Any) -> Outcome:
-        ours.send(arguments)
-        return ours.recv()
+        try:
+            ours.send(arguments)
+            return ours.recv()
+        except (EOFError, OSError) as error:
+            process.join(10)
+            raise RuntimeError(
+                f"the process of the trials ended with {process.exitcode}, asked for {arguments}"
+            ) from error
 
     try:
         yield ask
     finally:
-        ours.send(None)
+        with suppress(OSError):  # it may have ended
+            ours.send(None)
         process.join(10)
         process.kill()
