@@ -43,7 +43,13 @@ _PATIENCE = 90
 """Seconds on the clock after which a process is ended, on a machine with other work."""
 _NUMBERS = 2**26
 """The most numbers of tensors that are written: beyond, a file lists no teacher."""
-_SMALL = {"labels": None, "vocab_size": 2, "num_sequences": 1, "sequence_length": 2}
+_SMALL = {
+    "labels": None,
+    "vocab_size": 2,
+    "num_sequences": 1,
+    "sequence_length": 2,
+    "latent_dim": 1,
+}
 _NO_MEMORY = re.compile(r"allocate|MemoryError|out of memory|bad_alloc", re.IGNORECASE)
 
 Config = Mapping[str, Any]

@@ -93,6 +93,7 @@ CASES: dict[str, Config] = {
     "40 decoder layers of 8 heads": carried(
         {**BART, "decoder_attention_heads": 8}, sequence_length=8192
     ),
+    "latents of 2³¹ − 1 numbers": fixed(latent_dim=2**31 - 1, vocab_size=7),
     "a teacher of width 0": carried({**tiny("seed_oss"), "hidden_size": 0}),
     "16,384 drawn ids": carried(gpt2(2**14), sequence_length=2**14),
 }
