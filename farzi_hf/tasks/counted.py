@@ -147,8 +147,9 @@ def coded(array: np.ndarray) -> bytes:
     """
     largest = int(array.max(initial=0))
     kind = next(kind for kind in _INTEGERS if largest <= np.iinfo(kind).max)
-    planes = array.astype(kind).view(np.uint8).reshape(len(array), -1).T
-    return bytes([kind().itemsize]) + zlib.compress(planes.tobytes(), 6)
+    size = np.dtype(kind).itemsize  # said, because no array of 0 integers tells it
+    planes = array.astype(kind).view(np.uint8).reshape(len(array), size).T
+    return bytes([size]) + zlib.compress(planes.tobytes(), 6)
 
 
 def decoded(content: bytes, count: int, name: str) -> np.ndarray:

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from datasets import Dataset
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from farzi_hf.data import load_sample_interactions
@@ -160,6 +160,7 @@ def test_ids_outside_the_catalogue_are_refused():
 
 @settings(max_examples=30, deadline=None)
 @given(HISTORIES, st.sampled_from(list(VOTES.values())))
+@example([[1, 1]], Together())  # nobody votes
 def test_saved_rules_rank_the_same(rows, kind):
     model = rules_of(kind, rows, 0.8, 0.3)
     sizes = SequenceRules.sizes(model.settings())
