@@ -196,17 +196,27 @@ class FullData:
             seconds: of a student of the summary.
             allowed: for the trials, see `best_in`.
         """
-        c = self.comparison
         best = self.best_in(seconds, allowed)
-        steps = max(1, int(seconds / best.step_seconds))
+        return self.row(SAME_SECONDS, best.way, seconds, best.step_seconds)
+
+    def row(self, method: str, way: RealTraining, seconds: float, step_seconds: float) -> Measured:
+        """The row of students that train in this way for so many seconds.
+
+        Args:
+            method: the name of the row.
+            way: of all students.
+            seconds: of each of them.
+            step_seconds: of a step.
+        """
+        c = self.comparison
+        steps = max(1, int(seconds / step_seconds))
 
         def train(seed: int) -> Student:
-            trained = self.trained(best.way, seconds, best.step_seconds, seed)
+            trained = self.trained(way, seconds, step_seconds, seed)
             return partial(c.learner.logits, trained.params)
 
-        nbytes = c.nbytes(c.splits["train"])
-        row = c.trained(SAME_SECONDS, train, c.seeds, nbytes, steps)
-        return replace(row, way=str(best.way))
+        row = c.trained(method, train, c.seeds, c.nbytes(c.splits["train"]), steps)
+        return replace(row, way=str(way))
 
     def long(self, seconds: float) -> Measured:
         """The row of students that train until the validation part says stop.

@@ -245,7 +245,7 @@ def check_numbers(forms: Forms, tensors: Tensors, remedy: str) -> None:
         )
     for name, tensor in floats.items():
         if not tensor.numel():
-            continue
+            continue  # it has no least number
         least, largest = torch.aminmax(tensor)  # unlike `isfinite`, it makes no other tensors
         if not (math.isfinite(least) and math.isfinite(largest)):
             raise ValueError(f"{name} holds NaN or infinity; {remedy}")

@@ -21,7 +21,6 @@ import re
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, run
 from farzi_hf.cli.run_folder import check_outputs, kept
 from farzi_hf.distillation import SyntheticTraining
 from farzi_hf.report import Comparison, Measured, TaskData, markdown, save_csv, save_json, save_text
-from farzi_hf.report.comparison import Student, pooled_row
+from farzi_hf.report.comparison import pooled_row
 from farzi_hf.report.full_data import FULL, WAYS, FullData, RealTraining
 from farzi_hf.report.rendering import commit_of
 from farzi_hf.report.rows import BASELINES
@@ -157,20 +156,11 @@ class Split:
 
     def on_all_data(self, way: RealTraining, seconds: float, count: int) -> Measured:
         """Students on all data for so many seconds."""
-        c = replace(self.comparison, num_students=count)
-        full = FullData(c)
+        full = FullData(replace(self.comparison, num_students=count))
         name = f"{FULL}, {seconds:g} s"
 
         def make() -> Measured:
-            step_seconds = full.step_seconds(way)
-            steps = max(1, int(seconds / step_seconds))
-
-            def train(seed: int) -> Student:
-                params = full.trained(way, seconds, step_seconds, seed).params
-                return partial(c.learner.logits, params)
-
-            found = c.trained(name, train, c.seeds, c.nbytes(c.splits["train"]), steps)
-            return replace(found, way=str(way))
+            return full.row(name, way, seconds, full.step_seconds(way))
 
         return self._kept(name, {"way": asdict(way), "count": count}, make)
 
