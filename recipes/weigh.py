@@ -69,8 +69,6 @@ from farzi_hf.report import markdown, save_json, save_text
 
 _SPOILT = ("another answer", "shuffled", "cut")
 """What can be wrong with an answer."""
-_PRETRAINING_RATE = 1e-2
-_PRETRAINING_BATCH = 16
 
 
 @dataclass(frozen=True)
@@ -184,8 +182,8 @@ def instructions(args: Namespace, draw: Any, folder: Path) -> Pool:
     pretrained = None
     if args.pretrain_steps:
         pretrained = Path(args.output_dir, f"pretrained-{args.seed}")
-        texts = _texts(tokenizer, [_text(row) for row in others], args.max_length)
-        pretrain(texts, tokenizer, args, pretrained)
+        texts = [*(_text(row) for row in others), *_lines_of_text(args.pretrain_text)]
+        pretrain(_texts(tokenizer, texts, args.max_length), tokenizer, args, pretrained)
     return Pool(
         rows["pool"],
         [row["source"] for row in rows["pool"].own],
@@ -207,6 +205,14 @@ def _lines(args: Namespace, name: str) -> list[dict[str, str]]:
 
 def _text(row: Mapping[str, str]) -> str:
     return f"{row['prompt']}\n{row['completion']}"
+
+
+def _lines_of_text(path: str | None) -> list[str]:
+    """The lines of a gzipped text that are not empty; None: none."""
+    if path is None:
+        return []
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [line.strip() for line in file if line.strip()]
 
 
 def with_spoilt_answers(
@@ -257,13 +263,13 @@ def pretrain(rows: OwnRows, tokenizer: Any, args: Namespace, folder: Path) -> No
     if folder.exists():
         return
     how = {
-        "learning_rate": _PRETRAINING_RATE,
+        "learning_rate": args.pretrain_learning_rate,
         "adam_beta2": 0.99,
         "disable_tqdm": args.quiet,
         "lr_scheduler_type": "cosine",
     }
     long = Namespace(
-        **{**vars(args), "steps": args.pretrain_steps, "batch_size": _PRETRAINING_BATCH}
+        **{**vars(args), "steps": args.pretrain_steps, "batch_size": args.pretrain_batch_size}
     )
     begin = time.perf_counter()
     with seeded(args.seed):
@@ -275,7 +281,7 @@ def pretrain(rows: OwnRows, tokenizer: Any, args: Namespace, folder: Path) -> No
 
 
 def plain_arguments(args: Namespace, folder: Path, **how: Any) -> TrainingArguments:
-    """Arguments of a stock Trainer on the CPU: a constant rate, nothing clipped, nothing saved.
+    """Arguments of a stock Trainer: a constant rate, nothing clipped, nothing saved.
 
     Args:
         args: with `batch_size`.
@@ -287,7 +293,6 @@ def plain_arguments(args: Namespace, folder: Path, **how: Any) -> TrainingArgume
         "max_grad_norm": 0.0,
         "save_strategy": "no",
         "report_to": "none",
-        "use_cpu": True,
         "dataloader_pin_memory": False,
     }
     return TrainingArguments(str(folder), **{**plain, **how})
@@ -382,6 +387,7 @@ def choosers_of(pool: Pool, args: Namespace) -> list[Chooser]:
         CalibratedScores(cheap),
         *(OuterSteps(steps) for steps in args.outer_steps),
         *(OuterSteps(steps, BestOf(cheap)) for steps in args.outer_steps),
+        *(OuterSteps(steps, CalibratedScores(cheap)) for steps in args.outer_steps),
     ]
 
 
@@ -472,6 +478,9 @@ def parse(argv: Sequence[str] | None) -> Namespace:
         default=0,
         help="of instructions: the model is first trained so long on texts that are not in the pool",
     )
+    parser.add_argument("--pretrain_batch_size", type=int, default=16)
+    parser.add_argument("--pretrain_learning_rate", type=float, default=1e-2)
+    parser.add_argument("--pretrain_text", help="a gzipped text whose lines pretrain the model, too")
     parser.add_argument("--trainings", type=int, default=3, help="fresh models for each way")
     parser.add_argument(
         "--cold", action="store_true", help="weights are learnt in models that begin from nothing"

@@ -193,6 +193,7 @@ _MARKUP = re.compile(
     r"|^[-+=](?![\w.])|^\d(?=\d*[.)](?:\s|$))|^\[(?=[ xX]\])"  # the start of a list, a rule, a task
 )
 _WORD = re.compile(r"[^\s`|\\]+")
+_PAGE = re.compile(r"\w://|www\.", re.IGNORECASE)
 _MAIL = re.compile(r"[\w.+-]@[\w-]+\.\w")
 _PLAIN_CODE = re.compile(r"[^`|\\]*[^`|\\\s][^`|\\]*")
 _PLAIN_PARTS = re.compile(r"[^`|\\]+|[`|\\]+")
@@ -252,7 +253,7 @@ def _escaped(text: str) -> str:
 
 
 def _is_address(word: str) -> bool:
-    return "://" in word or "www." in word.lower() or _MAIL.search(word) is not None
+    return _PAGE.search(word) is not None or _MAIL.search(word) is not None
 
 
 def markdown_code(text: str) -> Markdown:

@@ -327,6 +327,7 @@ def test_a_terminal_gets_one_line_of_what_it_can_print(value, most):
 @example("&#124;")
 @example("see <http://a.example/b|c>, ann@a.example")
 @example("- www.a.example -")
+@example("://")
 def test_text_is_a_paragraph_and_a_cell_of_itself(value):
     line = escaping.one_line(value)
     elements, seen = shown(escaping.markdown_text(value))
