@@ -480,7 +480,9 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     )
     parser.add_argument("--pretrain_batch_size", type=int, default=16)
     parser.add_argument("--pretrain_learning_rate", type=float, default=1e-2)
-    parser.add_argument("--pretrain_text", help="a gzipped text whose lines pretrain the model, too")
+    parser.add_argument(
+        "--pretrain_text", help="a gzipped text whose lines pretrain the model, too"
+    )
     parser.add_argument("--trainings", type=int, default=3, help="fresh models for each way")
     parser.add_argument(
         "--cold", action="store_true", help="weights are learnt in models that begin from nothing"
