@@ -40,7 +40,7 @@ from datasets import Dataset, DatasetDict
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from farzi_hf.common.files import exclusive
-from farzi_hf.common.text import as_written, json_text
+from farzi_hf.common.text import as_written, count_of, json_text
 from farzi_hf.data import flatten_sequences, random_sequences
 from farzi_hf.data.coding import stored_bytes
 from farzi_hf.data.streams import described
@@ -517,10 +517,14 @@ class Search:
                 torch.set_num_threads(number)
                 seconds[number] = self._step_seconds(learner)
             best = min(seconds, key=seconds.get)
-            figures = (f"{1000 * each:.0f} ms of {number}" for number, each in seconds.items())
-            return {"figure": f"a step takes {', '.join(figures)}", "found": {"threads": best}}
+            figures = ", ".join(
+                f"{1000 * each:.0f} ms with {count_of(number, 'thread')}"
+                for number, each in seconds.items()
+            )
+            said = f"a training step takes {figures}"
+            return {"figure": said, "why": f"chosen: {best}", "found": {"threads": best}}
 
-        trial = self.trial(f"threads of {given} cores", make)
+        trial = self.trial("threads", make)
         torch.set_num_threads(trial.found["threads"])
 
     def _step_seconds(self, learner: Mapping[str, Any]) -> float:
@@ -536,7 +540,7 @@ class Search:
 
         def make() -> dict[str, Any]:
             each = self._step_seconds(learner)
-            return {"figure": f"{1000 * each:.0f} ms", "found": {"seconds": each}}
+            return {"figure": f"{1000 * each:.0f} ms a training step", "found": {"seconds": each}}
 
         of_kind = [
             trial.found["step_seconds"]
@@ -546,7 +550,7 @@ class Search:
         if of_kind:  # a whole training tells more than a few steps
             each = of_kind[-1]
         else:
-            name = f"a step of the teacher, {words_of(learner)}"
+            name = f"speed of {words_of(learner)}"
             each = self.trial(name, make).found["seconds"]
         most = max(_MOST, _EPOCHS * len(self.splits["train"]) / self._rows_a_step)
         return int(_rounded(max(_FEWEST, min(most, seconds / each))))
@@ -599,7 +603,7 @@ class Search:
         for learner in self.learners:
             reason = self._left_out(learner, tried)
             if reason is not None:
-                self.show(f"{words_of(learner)} is left out: {reason}")
+                self.show(f"{words_of(learner)} is not tried: {reason}")
                 continue
             tried.append(self.teacher(learner, seconds))
             if len(tried) == 1:
@@ -627,11 +631,11 @@ class Search:
         if of_kind:
             last = of_kind[-1]
             if last.error > best + _BEHIND and numbers > last.found["numbers"]:
-                return "a smaller one has too few steps in this time already"
+                return "a smaller one of this kind had too few steps in this time already"
             if min(trial.error for trial in of_kind) > best + _EQUAL:
-                return "another kind of model is ahead of smaller ones"
+                return "smaller models of this kind are behind another kind"
         if not self._fits(learner):
-            return f"its {numbers:,} numbers exceed {self.most:,} bytes"
+            return f"its {numbers:,} parameters do not fit into {self.most:,} bytes"
         return None
 
     def first_answer(self, teacher: Trial) -> Trial:
@@ -705,15 +709,16 @@ class Search:
             judged = self.judged(trainer, Learner(farzi.teacher), params)
             farzi.save_pretrained(folder)
             is_too_large = farzi.nbytes > self.most
-            lost = f"error {judged['error'] - teacher.error:+.3f} by packing"
+            lost = f"{self._apart(judged['error'] - teacher.error)} than before packing"
             return {
                 **judged,
                 "nbytes": farzi.nbytes,
-                "why": f"more than {self.most:,} bytes" if is_too_large else lost,
+                "why": f"too large, more than {self.most:,} bytes" if is_too_large else lost,
                 "found": {**settings, "folder": folder.name},
             }
 
-        name = f"packed, {settings['storage']}, penalty {settings['packing_penalty']}"
+        penalty = settings["packing_penalty"]
+        name = f"packed teacher, {settings['storage']} with packing_penalty {penalty}"
         return self.trial(name, make, key=folder.name)
 
     def student_stage(self, teacher: Trial, packed: Trial) -> Trial:
@@ -796,14 +801,19 @@ class Search:
                 **judged,
                 "nbytes": packed.nbytes,
                 "training_seconds": round(taken, 3),
-                "why": f"error {judged['error'] - packed.error:+.3f} to its teacher",
+                "why": f"{self._apart(judged['error'] - packed.error)} than the packed teacher",
                 "found": dict(settings),
             }
 
         steps = settings["inner_steps"]
         rows = f"{settings['synthetic_batch_size']} {settings['inputs']} rows"
         rate = settings["inner_learning_rate"]
-        return self.trial(f"student, {steps} steps of {rows}, rate {rate}", make)
+        return self.trial(f"student, {steps} steps of {rows}, learning rate {rate}", make)
+
+    def _apart(self, difference: float) -> str:
+        """How much one loss is above another, in words."""
+        direction = "better" if difference < 0 else "worse"
+        return f"{direction} by {abs(difference):.3f} {self.task.unit_of_loss}"
 
     def _model(self, teacher: Trial) -> PreTrainedModel:
         """The teacher of that trial."""

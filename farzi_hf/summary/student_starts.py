@@ -77,8 +77,9 @@ class TeacherStart(StudentStart):
             )
         if is_same_model(teacher, model):
             _say_once(
-                "The student has the teacher's kind, width and depth, so it begins as the teacher;"
-                " `farzi export --teacher` writes it without a training."
+                "The student has the teacher's kind, width and depth, so it starts as a copy of the"
+                " teacher. If you need just one such model, export it without a training:"
+                " farzi export SUMMARY OUT --teacher"
             )
         try:
             return start_values(teacher, model)

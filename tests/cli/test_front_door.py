@@ -49,6 +49,8 @@ def test_one_command_ends_with_a_verdict_and_a_second_one_goes_on(tmp_path, caps
     said = capsys.readouterr()
     assert len(loads) == 1  # the data are read and tokenized once
     assert "rows of text" in said.err
+    assert "a teacher is a small model that trains on your data" in said.err
+    assert "perplexity: lower is better." in said.err
     assert "left] " in said.err  # the time of the whole run
     assert "orth it" in said.out
     folder = tmp_path / "farzi-mine"
@@ -115,7 +117,7 @@ def test_options_with_hyphens_count(tmp_path, capsys):
     main(["distil", "sample", "--dry-run", "--output-dir", "mine", "--sequence-length", "7"])
     said = capsys.readouterr().out
     assert "would go to mine" in said
-    assert "rows of 7 in the summary" in said
+    assert "rows of 7 ids in the summary" in said
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):

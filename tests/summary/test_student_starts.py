@@ -166,9 +166,10 @@ def test_a_student_that_is_the_teacher_gets_one_line(caplog):
         students.first_parameters(0)
         students.first_parameters(1)
     said = [record.getMessage() for record in caplog.records]
-    assert [line for line in said if "`farzi export --teacher`" in line] == [
-        "The student has the teacher's kind, width and depth, so it begins as the teacher;"
-        " `farzi export --teacher` writes it without a training."
+    assert [line for line in said if "--teacher" in line] == [
+        "The student has the teacher's kind, width and depth, so it starts as a copy of the"
+        " teacher. If you need just one such model, export it without a training:"
+        " farzi export SUMMARY OUT --teacher"
     ]
 
 
