@@ -20,9 +20,9 @@ from farzi_hf.report import RunSettings
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHORT = 130
+"""Lines that the README may have: a screen and a half."""
 WIDTH = 88
 """Columns of code in a page: more of them scroll."""
-"""Lines that the README may have: a screen and a half."""
 
 PROGRAMS = ("accelerate", "farzi", "make", "pip", "python", "torchrun")
 

@@ -348,7 +348,7 @@ class FarziTrainer(Trainer):
         if self.model.nbytes > data_bytes:
             logger.warning(
                 "The summary has %s bytes, more than the %s of the ids in train_dataset: keep"
-                " those, or make the teacher narrower, or num_sequences fewer.",
+                " those, make the teacher narrower, or lower num_sequences.",
                 f"{self.model.nbytes:,}",
                 f"{math.floor(data_bytes):,}",
             )

@@ -320,7 +320,7 @@ def test_two_ids_that_would_be_one_number_stay_two_and_are_named(tmp_path, caplo
         HEADER + "".join(f"u,{item},{t}\n" for t, item in enumerate(items))
     )
     assert load_interactions(tmp_path / "own.csv").item_ids == sorted(items)
-    assert [f"own.csv: the items {alike} stay two" in text for text in caplog.messages] == [
+    assert [f"own.csv: the items {alike} count as two" in text for text in caplog.messages] == [
         True
     ] * (alike is not None)
 

@@ -202,7 +202,7 @@ def test_a_push_warns_of_a_teacher_that_knows_rows_by_heart(hub, caplog):
     assert not caplog.records
     tiny().push_to_hub("farzi", metrics={"memory": "much", "memory_warning": "by heart\x1b[2J"})
     assert [record.getMessage() for record in caplog.records] == [
-        "by heart\\x1b[2J much Whoever reads farzi can look for them."
+        "by heart\\x1b[2J much Everybody who can read farzi can look for them."
     ]
 
 
