@@ -25,12 +25,12 @@ class StudentStart(ABC):
 
     Attributes:
         word: what the rows of tables call it.
-        code: the lines of Python on a card between making a model, `model`, and training it.
+        comment: what a card says beside the line of Python that makes a student's Trainer.
         needs_teacher: whether only a summary that carries a teacher has it.
     """
 
     word: str
-    code: str
+    comment: str
     needs_teacher: bool
 
     @abstractmethod
@@ -56,7 +56,7 @@ class RandomStart(StudentStart):
     """The weights that the student has drawn."""
 
     word = "random"
-    code = ""
+    comment = ""
     needs_teacher = False
 
     def values(self, teacher: PreTrainedModel | None, model: PreTrainedModel) -> dict[str, Tensor]:
@@ -67,7 +67,7 @@ class TeacherStart(StudentStart):
     """The tables of the carried teacher: input embedding, head, learnt positions."""
 
     word = "warm"
-    code = "farzi.start(model)  # with what the carried teacher knows of the vocabulary\n"
+    comment = "  # the model starts with the teacher's embedding and output layer"
     needs_teacher = True
 
     def values(self, teacher: PreTrainedModel | None, model: PreTrainedModel) -> dict[str, Tensor]:
