@@ -285,7 +285,7 @@ class Recommendation(Task):
         "HR@10 is the share of users whose next item is among the first ten that a model"
         " recommends, HR@100 among the first hundred: higher is better"
     )
-    unit_of_loss = "of mean log rank"
+    unit_of_loss = "in mean log rank"
     percent = True
     ranked = True
     compared = ("hr@10", "hr@100", "ndcg@10", "auc")
