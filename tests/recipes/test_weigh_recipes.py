@@ -33,7 +33,7 @@ def test_all_ways_are_compared_and_a_run_goes_on(tmp_path, capsys):
     assert of["oracle"]["of the wanted kind"] == "30"
     assert of["all rows"]["rows"] == "120"
     assert {row["rows"] for name, row in of.items() if name != "all rows"} == {"30"}
-    assert len(rows) == 10
+    assert len(rows) == 11
     assert "The rows are those of" in printed
     assert "Smoothness(predicted=" in printed
     weigh.main(command)
