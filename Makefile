@@ -87,6 +87,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
 	$(PIP) --editable '.[test]'
+	# Compiles what is imported: each process of the tests would do so by itself, for ten seconds.
+	$(BIN)/python -c 'import matplotlib.pyplot, transformers.trainer, farzi_hf.cli.distil'
 	touch $@
 
 RESOLUTION_oldest := lowest-direct
