@@ -55,7 +55,7 @@ _DISTINCT = 0.9
 answer, such as "yes", another row's answer is often right.
 """
 
-Row = dict[str, str]
+Instruction = dict[str, str]
 """A prompt, its completion, and the source."""
 
 
@@ -84,8 +84,8 @@ def auc(scores: Sequence[float] | Tensor, is_right: Sequence[bool]) -> float:
 
 
 def drawn(
-    pool: Sequence[Row], tokenizer: PreTrainedTokenizerBase, args: Namespace
-) -> tuple[list[Row], list[Row], list[bool]]:
+    pool: Sequence[Instruction], tokenizer: PreTrainedTokenizerBase, args: Namespace
+) -> tuple[list[Instruction], list[Instruction], list[bool]]:
     """The rows to weigh, of which half have a wrong answer; the rows of the target; and which of
     the first are right.
 
@@ -93,7 +93,7 @@ def drawn(
         ValueError: the pool has too few rows that are short and have an answer of their own.
     """
     draw = np.random.default_rng(args.seed)
-    of_source: dict[str, list[Row]] = defaultdict(list)
+    of_source: dict[str, list[Instruction]] = defaultdict(list)
     for row in pool:
         if row["source"].startswith(args.source):
             of_source[row["source"]].append(row)
@@ -124,13 +124,13 @@ def drawn(
     return weighed, chosen[args.rows :], is_right
 
 
-def _fits(row: Row, tokenizer: PreTrainedTokenizerBase, args: Namespace) -> bool:
+def _fits(row: Instruction, tokenizer: PreTrainedTokenizerBase, args: Namespace) -> bool:
     """Whether a row is short enough to be read whole."""
     text = f"{row['prompt']}\n{row['completion']}"
     return len(tokenizer(text)["input_ids"]) + 2 <= args.max_length  # and where it begins and ends
 
 
-def _other(answers: Sequence[str], row: Row, draw: np.random.Generator) -> str:
+def _other(answers: Sequence[str], row: Instruction, draw: np.random.Generator) -> str:
     """One of these answers that is not the row's own."""
     others = [answer for answer in answers if answer != row["completion"]]
     return others[draw.integers(len(others))]

@@ -181,7 +181,7 @@ def split_rows(args: Namespace, split: int) -> list[dict[str, Any]]:
             _measured(trainings, weights, number, held_out_parts, test, start(), args)
             for number in range(args.trainings)
         ]
-        task.dev[way.name] = float(np.mean([each["dev"] for each in measured]))
+        task.note_dev_losses(way.name, [each["dev"] for each in measured])
         bots = sum(w > 0 and not own for w, own in zip(weights.tolist(), is_real, strict=True))
         found.append(
             {
@@ -196,7 +196,7 @@ def split_rows(args: Namespace, split: int) -> list[dict[str, Any]]:
         )
         hits = float(np.mean([each["hr@100"] for each in measured]))
         print(
-            f"{way.name}: {bots} bots, HR@100 {100 * hits:.1f} %, dev {task.dev[way.name]:.3f},"
+            f"{way.name}: {bots} bots, HR@100 {100 * hits:.1f} %, dev {task.dev_loss(way.name):.3f},"
             f" {seconds:.0f} s",
             flush=True,
         )

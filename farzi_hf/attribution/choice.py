@@ -179,7 +179,7 @@ def choose(
                 if kept is not None:
                     kept.write(chosen)
             tried.append(chosen)
-            task.dev[chosen.method] = float(np.mean(chosen.dev))
+            task.note_dev_losses(chosen.method, chosen.dev)
             tell(chosen)
     return Choice(tried, task.keep)
 

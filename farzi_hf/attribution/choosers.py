@@ -4,6 +4,7 @@ weights that are learnt through whole trainings.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -58,20 +59,28 @@ class Task:
     """For the state of outer steps; None keeps none."""
     progress: tqdm | None = None
     """A bar that counts gradients of steps; None: each way shows its own, if any."""
-    known: dict[str, Tensor] = field(default_factory=dict)
-    """The scores (n,) of ways by their names, because several ways begin with the same ones."""
-    dev: dict[str, float] = field(default_factory=dict)
-    """The loss on the target's dev part of models trained on what a way chose, by the names of the
-    ways that have been measured.
-    """
+    _scores: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    """(n,) by the name of a way: several ways begin with the scores of the same one."""
+    _dev_losses: dict[str, float] = field(default_factory=dict, repr=False)
+    """By the name of a way."""
 
     def scores(self, way: Ranked) -> Tensor:
         """(n,): what a way says of the rows. It is asked once."""
-        if way.name in self.known:
+        if way.name in self._scores:
             self.counted(way.gradients(self))
         else:
-            self.known[way.name] = way.scores(self)
-        return self.known[way.name]
+            self._scores[way.name] = way.scores(self)
+        return self._scores[way.name]
+
+    def note_dev_losses(self, way: str, losses: Sequence[float]) -> None:
+        """Notes how good models trained on the rows of a way are on the target's dev part: the loss
+        of each model, in nats per token.
+        """
+        self._dev_losses[way] = float(np.mean(losses))
+
+    def dev_loss(self, way: str) -> float:
+        """The mean of these losses; infinity where the way has not been measured."""
+        return self._dev_losses.get(way, math.inf)
 
     @property
     def steps(self) -> int:
@@ -283,7 +292,7 @@ class BestOf(Ranked):
     is_cheap = True
 
     def scores(self, task: Task) -> Tensor:
-        return task.scores(min(self.ways, key=lambda way: task.dev.get(way.name, np.inf)))
+        return task.scores(min(self.ways, key=lambda way: task.dev_loss(way.name)))
 
 
 class InfluenceOfOne(Ranked):

@@ -23,37 +23,38 @@ takes what is there and goes on.
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from farzi_hf.common.files import exclusive
-from farzi_hf.common.text import as_written, count_of, json_text
+from farzi_hf.common.text import as_written, count_of
 from farzi_hf.data import flatten_sequences, random_sequences
 from farzi_hf.data.coding import stored_bytes
 from farzi_hf.data.streams import described
-from farzi_hf.distillation import FarziConfig, FarziTrainer, Learner
-from farzi_hf.distillation.learner import Parameters
-from farzi_hf.distillation.rows import validation_loss
-from farzi_hf.distillation.teacher import seconds_of
-from farzi_hf.engine.devices import portions
-from farzi_hf.report.comparison import Comparison, with_ids
+from farzi_hf.distillation import FarziConfig
+from farzi_hf.report.comparison import with_ids
+from farzi_hf.report.search_trials import (
+    PACKINGS,
+    SearchTrials,
+    numbers_of,
+    rate_for,
+    times_the_rows,
+)
 from farzi_hf.report.trial_folder import TrialFolder
-from farzi_hf.report.trials import CountingWins, Suggestion, Trial, width_of, words_of
+from farzi_hf.report.trials import CountingWins, Suggestion, Trial, words_of
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.forms import LABELS, DrawnInputs, TeacherLabels
+from farzi_hf.summary.forms import LABELS, TeacherLabels
 from farzi_hf.tasks import Task
 from farzi_hf.tasks.counted import CountedRow
 
@@ -77,17 +78,8 @@ _CLOSE = 0.03
 """Of students, the first that is as near to its teacher is taken."""
 _CLOSE_RANKS = 0.05
 """The same of ranks, for 1 % of HR@100."""
-_DIVERGED = 1e9
 _IDS = 100_000
 """Of the validation part; more would tell little more, and take long."""
-_TIMED = 10
-"""Steps of which the time is taken."""
-_FIRST = 100
-"""Steps of the student of the first answer."""
-_FEWEST = 100
-_MOST = 20_000
-_EPOCHS = 10
-"""Steps of a teacher: at most 20,000, or ten times all rows, whichever is more."""
 _AGAIN = 3.0
 """How many trainings as long as a student's the comparison makes: the student once more, and all
 data for as many seconds, with a few trials.
@@ -106,18 +98,7 @@ _STUDENTS = (
 `Portions`), rate at a width of 16, inputs. None: those that left less to learn, times their
 seconds, because what is left was about halved by twice the steps (recipes/LOG.md). Cheapest first.
 """
-_PACKINGS = (
-    ("coded6", 0.05, 4.3),
-    ("coded5", 0.15, 3.6),
-    ("coded5", 0.3, 3.1),
-    ("coded4", 0.6, 2.8),
-    ("coded3", 0.6, 2.7),
-    ("coded2", 0.6, 1.5),
-)
-"""Ways to store a teacher, with the penalty on its numbers, and the bits that a number then took
-where it was measured: largest first.
-"""
-_SMALLEST = _PACKINGS[-3][2]
+_SMALLEST = PACKINGS[-3][2]
 """Bits for which the width of a teacher still pays."""
 _SLACK = 1.15
 """How much fewer bits a number may need than was measured."""
@@ -196,8 +177,8 @@ def suggest(
 
 @dataclass
 class Search:
-    """The trials of one data set. Each method is a stage, or a part of a trial. For arguments see
-    `suggest`.
+    """The stages of the search on one data set: which trials are made, and which of them is taken. For
+    arguments see `suggest`.
 
     Args:
         splits: train and validation, and test if there is one.
@@ -220,14 +201,15 @@ class Search:
     show: Callable[[str], None] = to_stderr
     goes_on: bool = False
     began: float = field(default_factory=time.perf_counter)
-    trials: list[Trial] = field(default_factory=list)
+    trials: SearchTrials = field(init=False)
 
     def __post_init__(self) -> None:
         self._check()
         lengths = flatten_sequences(self.splits["train"])[1]
         self.vocab_size = self.task.learner_config(self.task.learners[0], 8).vocab_size
         self.length = self.fixed.get("sequence_length") or self._long_enough(lengths)
-        self.mean = float(min(lengths.mean(), self.length))
+        mean = float(min(lengths.mean(), self.length))
+        wider = times_the_rows(self.fixed)
         if self.most is None:
             self.most = stored_bytes(self.splits["train"], self.vocab_size).least
         self.most = int(self.most)
@@ -236,13 +218,27 @@ class Search:
         if self.learner is not None:
             self.learners = [dict(self.learner)]
         else:
-            tried = self.task.tried_in(self.minutes * self._wider, self._fits)
+            tried = self.task.tried_in(self.minutes * wider, self._fits)
             self.learners = [dict(learner) for learner in tried]
         self.shares = _SHARES if len(self.learners) > 1 else {**_SHARES, **_ALONE}
         held_out = self.splits["validation"]
-        some = max(20, int(_IDS / self.mean))
+        some = max(20, int(_IDS / mean))
         is_large = len(held_out) > some
-        self.validation = random_sequences(held_out, some, self.seed) if is_large else held_out
+        self.trials = SearchTrials(
+            splits=self.splits,
+            validation=random_sequences(held_out, some, self.seed) if is_large else held_out,
+            task=self.task,
+            length=self.length,
+            mean=mean,
+            wider=wider,
+            most=self.most,
+            minutes=self.minutes,
+            began=self.began,
+            seed=self.seed,
+            fixed=self.fixed,
+            kept=TrialFolder(self.folder, self.settings, self.show),
+            show=self.show,
+        )
 
     def _check(self) -> None:
         for name, value in (("bytes", self.most), ("minutes", self.minutes)):
@@ -278,19 +274,19 @@ class Search:
 
     def _fits(self, learner: Mapping[str, Any]) -> bool:
         """Whether a teacher of this architecture has room in the summary."""
-        return _SMALLEST * self._numbers(learner) / 8 <= self.most
+        return _SMALLEST * numbers_of(self.task, learner, self.length) / 8 <= self.most
 
     def in_folder(self, folder: Path, output_dir: Path) -> Search:
         """The same search, whose trials are kept there and whose choice is for that run."""
         other = copy.copy(self)
-        other.folder = folder
         other.output_dir = str(output_dir)
-        other.trials = []
+        kept = TrialFolder(folder, self.settings, self.show)
+        other.trials = replace(self.trials, kept=kept, made=[])
         return other
 
     def run(self) -> Suggestion | CountingWins:
         """All stages. No other search writes to the folder meanwhile."""
-        with exclusive(self.folder):
+        with exclusive(self.trials.folder):
             return self._stages()
 
     def _stages(self) -> Suggestion | CountingWins:
@@ -306,39 +302,30 @@ class Search:
         names = ("storage", "packing_penalty", "packing_steps")
         of_packing = {name: packed.found[name] for name in names}
         chosen = {"teacher_steps": teacher.found["teacher_steps"], **of_packing, **student.found}
-        config = self.config(learner, self.output_dir, **chosen)
-        packed_summary = FarziData.from_pretrained(self.folder / packed.found["folder"])
+        config = self.trials.config(learner, self.output_dir, **chosen)
+        packed_summary = FarziData.from_pretrained(self.trials.folder / packed.found["folder"])
         summary = packed_summary.with_inputs(config.inputs)
         summary.config.inner = config.inner_settings()
         return Suggestion(
             config=config,
             learner=learner,
-            trials=self.trials,
+            trials=self.trials.made,
             summary=summary,
-            teacher=(self._model(teacher), teacher),
+            teacher=(self.trials.model_of(teacher), teacher),
             packed=packed,
-            due=time.perf_counter() + self.left,
+            due=time.perf_counter() + self.trials.left,
         )
 
     # -- time --------------------------------------------------------------------------------------
-
-    @property
-    def spent(self) -> float:
-        """Seconds of all trials, of earlier starts too, and of what is between them."""
-        between = time.perf_counter() - self.began - self.kept.seconds_of_trials
-        return sum(trial.seconds for trial in self.trials) + between
-
-    @property
-    def left(self) -> float:
-        """Seconds until the verdict is due."""
-        return max(0.0, 60 * self.minutes - self.spent)
 
     def seconds_of_stage(self, name: str) -> float:
         """The seconds that a stage may take: its share; less if the search is late."""
         later = list(self.shares)[list(self.shares).index(name) + 1 :]
         of_comparison = 1 - sum(self.shares.values())
         reserved = _AT_LEAST * (sum(self.shares[stage] for stage in later) + of_comparison)
-        return min(60 * self.minutes * self.shares[name], self.left - 60 * self.minutes * reserved)
+        return min(
+            60 * self.minutes * self.shares[name], self.trials.left - 60 * self.minutes * reserved
+        )
 
     # -- what is kept ------------------------------------------------------------------------------
 
@@ -357,24 +344,6 @@ class Search:
             }
         )
 
-    @cached_property
-    def kept(self) -> TrialFolder:
-        """Trials on the disk."""
-        return TrialFolder(self.folder, self.settings, self.show)
-
-    def trial(self, name: str, make: Callable[[], Mapping[str, Any]], key: str = "") -> Trial:
-        """The trial of that name: `make()`, or what an earlier start has kept of it under `key`, by
-        default the name. A line says what it has found.
-        """
-        trial = self.kept.trial(name, make, key or name)
-        if trial in self.trials:  # two stages have asked for it
-            return trial
-        self.trials.append(trial)
-        said = "; ".join(part for part in (trial.figure, trial.why) if part)
-        gone = self.spent / 60
-        self.show(f"[{gone:4.1f} min, {self.left / 60:4.1f} left] {name}: {said}")
-        return trial
-
     # -- counting ----------------------------------------------------------------------------------
 
     @cached_property
@@ -385,7 +354,7 @@ class Search:
         rows = self.task.count(
             self.splits["train"],
             self.splits["validation"],
-            self.validation,
+            self.trials.validation,
             self.vocab_size,
             also=[part for name, part in self.splits.items() if name == "test" and len(part)],
         )
@@ -395,6 +364,10 @@ class Search:
     def counted_figure(self) -> str:
         """Its figure, in the words of the task."""
         return self.task.headline(self.task.metrics(self.counted.statistics))
+
+    def _words_of_counting(self) -> str:
+        """What counting gives."""
+        return f"{self.counted.method}: {self.counted_figure}"
 
     def counting_wins(self, teacher: Trial) -> CountingWins | None:
         """Why the search should stop: the teacher will not be as good as counting in its share of
@@ -420,83 +393,11 @@ class Search:
             figure=self.counted_figure,
             seconds=self.counted.seconds,
             of_teacher=f"{words_of(teacher.found['learner'])}: {teacher.figure}",
-            spent=self.spent,
+            spent=self.trials.spent,
             minutes=minutes,
         )
 
     # -- parts of a trial --------------------------------------------------------------------------
-
-    def config(self, learner: Mapping[str, Any], output_dir: str, **changes: Any) -> FarziConfig:
-        """The settings of a trial, or of the choice. What a trial changes it has asked `_asked`
-        for, unless it measures no choice.
-        """
-        optimizer = self.fixed.get("teacher_optimizer", "adam" if self.task.ranked else "soap")
-        settings = {
-            "labels": TeacherLabels.name,
-            "inputs": DrawnInputs.name,
-            "num_sequences": 64,
-            "sequence_length": self.length,
-            "inner_epsilon": 1e-6,
-            "max_steps": 0,
-            "teacher_optimizer": optimizer,
-            "teacher_learning_rate": _rate({"soap": 0.015}.get(optimizer, 0.01), learner),
-            "seed": self.seed,
-            "teacher_batch_size": self._rows_a_step,
-            "report_to": "none",
-            "eval_students": 1,
-            "disable_tqdm": not sys.stderr.isatty(),
-        }
-        return FarziConfig(output_dir, **{**settings, **self.fixed, **changes})
-
-    def _asked(self, **settings: Any) -> dict[str, Any]:
-        """These settings, with the fixed ones in place."""
-        return {name: self.fixed.get(name, value) for name, value in settings.items()}
-
-    @property
-    def _rows_a_step(self) -> int:
-        """Real rows in a step of a teacher: about 800 ids on a CPU, and no more than a thirtieth of
-        all rows.
-        """
-        rows = self._wider * int(np.clip(800 / self.mean, 16, 128))
-        return max(8, min(rows, len(self.splits["train"]) // 30))
-
-    @cached_property
-    def _wider(self) -> int:
-        """How many times the rows of a CPU's step a step takes."""
-        device = FarziConfig(self.output_dir, use_cpu=self.fixed.get("use_cpu", False)).device
-        return portions(torch.empty(0, device=device)).rows
-
-    def trainer(
-        self,
-        learner: Mapping[str, Any],
-        teacher: Any = None,
-        farzi_data: FarziData | None = None,
-        **changes: Any,
-    ) -> FarziTrainer:
-        """A trainer for one trial."""
-        args = self.config(learner, str(self.folder / "trial"), **changes)
-        return FarziTrainer(
-            learner_init=self.task.learner_config(learner, self.length),
-            args=args,
-            task=self.task,
-            teacher=teacher,
-            farzi_data=farzi_data,
-            train_dataset=self.splits["train"],
-            eval_dataset=self.splits["validation"],
-        )
-
-    def judged(self, trainer: FarziTrainer, learner: Learner, params: Parameters) -> dict[str, Any]:
-        """The loss of a model on the validation part, and its figure in the words of the task."""
-        splits = DatasetDict(
-            train=self.splits["train"], validation=self.validation, test=self.validation
-        )
-        c = Comparison.of_trainer(trainer, splits, num_students=1)
-        statistics = c.statistics(partial(learner.logits, params), self.validation)
-        figure = self.task.headline(self.task.metrics(statistics))
-        rows = self.task.evaluation_rows(self.validation, self.length)
-        data = replace(trainer.real_data, held_out=rows)
-        error = validation_loss(learner, data, len(rows))(params)
-        return {"error": error if math.isfinite(error) else _DIVERGED, "figure": figure}
 
     # -- stages ------------------------------------------------------------------------------------
 
@@ -507,7 +408,7 @@ class Search:
         """
         given = torch.get_num_threads()
         learner = self.learners[0]
-        is_on_cpu = self.config(learner, self.output_dir).device.type == "cpu"
+        is_on_cpu = self.trials.config(learner, self.output_dir).device.type == "cpu"
         if given == 1 or not is_on_cpu:
             return
 
@@ -515,7 +416,7 @@ class Search:
             seconds = {}
             for number in (given, 1):
                 torch.set_num_threads(number)
-                seconds[number] = self._step_seconds(learner)
+                seconds[number] = self.trials.step_seconds(learner)
             best = min(seconds, key=seconds.get)
             figures = ", ".join(
                 f"{1000 * each:.0f} ms with {count_of(number, 'thread')}"
@@ -524,77 +425,8 @@ class Search:
             said = f"a training step takes {figures}"
             return {"figure": said, "why": f"chosen: {best}", "found": {"threads": best}}
 
-        trial = self.trial("threads", make)
+        trial = self.trials.trial("threads", make)
         torch.set_num_threads(trial.found["threads"])
-
-    def _step_seconds(self, learner: Mapping[str, Any]) -> float:
-        """Seconds of a step of a teacher, from a few steps that are timed."""
-        trainer = self.trainer(learner, teacher_steps=_TIMED)
-        training = trainer.args.make_teacher_training()
-        return training.step_seconds(trainer.learner, trainer.real_data, self.seed)
-
-    def steps_in(self, learner: Mapping[str, Any], seconds: float) -> int:
-        """As many steps of a teacher as fit into these seconds, by the last teacher of this kind, or
-        by a few steps that are timed.
-        """
-
-        def make() -> dict[str, Any]:
-            each = self._step_seconds(learner)
-            return {"figure": f"{1000 * each:.0f} ms a training step", "found": {"seconds": each}}
-
-        of_kind = [
-            trial.found["step_seconds"]
-            for trial in self.trials
-            if "step_seconds" in trial.found and trial.found["learner"] == dict(learner)
-        ]
-        if of_kind:  # a whole training tells more than a few steps
-            each = of_kind[-1]
-        else:
-            name = f"speed of {words_of(learner)}"
-            each = self.trial(name, make).found["seconds"]
-        most = max(_MOST, _EPOCHS * len(self.splits["train"]) / self._rows_a_step)
-        return int(_rounded(max(_FEWEST, min(most, seconds / each))))
-
-    def teacher(self, learner: Mapping[str, Any], seconds: float) -> Trial:
-        """A teacher that trains for so long, or until the validation part says stop; it is kept."""
-        steps = self.fixed.get("teacher_steps") or self.steps_in(learner, seconds)
-        which = hashlib.sha256(json_text(dict(learner)).encode()).hexdigest()[:8]
-        folder = self.folder / f"teacher-{learner['model_type']}-{which}-{steps}"
-
-        def make() -> dict[str, Any]:
-            began = time.perf_counter()
-            trainer = self.trainer(learner, teacher_steps=steps)
-            state = self.kept.state(folder.name)
-            training = replace(trainer.args.make_teacher_training(), kept=state)
-            [teacher] = trainer.labelling.teachers(trainer.real_data, training, self.seed)
-            config = self.task.learner_config(learner, self.length)
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-            # Buffers and tied heads are not among the parameters.
-            model.load_state_dict(teacher.params, strict=False)
-            model.save_pretrained(folder)
-            trained = teacher.trained
-            taken = max(seconds_of(state), time.perf_counter() - began)
-            has_stopped = trained.steps < 0.9 * steps
-            stopped = ", and not better later" if trained.steps < steps else ""
-            numbers = sum(x.numel() for x in teacher.params.values())
-            return {
-                **self.judged(trainer, teacher.learner, teacher.params),
-                "nbytes": int(_PACKINGS[0][2] * numbers / 8),
-                "why": f"best after {trained.steps:,} steps{stopped}",
-                "found": {
-                    "learner": dict(learner),
-                    "teacher_steps": steps,
-                    "steps": trained.steps,
-                    "seconds": round(taken, 2),
-                    "step_seconds": taken / trained.all_steps,
-                    "stopped": has_stopped,
-                    "slope": trained.slope,
-                    "numbers": numbers,
-                    "folder": folder.name,
-                },
-            }
-
-        return self.trial(f"teacher, {words_of(learner)}", make, key=folder.name)
 
     def learner_stage(self) -> Trial:
         """The teacher of the architecture that is best after as many seconds as each of them has."""
@@ -605,9 +437,9 @@ class Search:
             if reason is not None:
                 self.show(f"{words_of(learner)} is not tried: {reason}")
                 continue
-            tried.append(self.teacher(learner, seconds))
+            tried.append(self.trials.teacher(learner, seconds))
             if len(tried) == 1:
-                self.first_answer(tried[0])
+                self.trials.first_answer(tried[0], self._words_of_counting)
         best = min(trial.error for trial in tried)
         # What still learns is the better for being wide; of what has learnt all there is, the
         # smallest is enough.
@@ -621,7 +453,7 @@ class Search:
         """Why this architecture is not tried after the others; None if it is."""
         if not tried:
             return None
-        numbers = self._numbers(learner)
+        numbers = numbers_of(self.task, learner, self.length)
         best = min(trial.error for trial in tried)
         of_kind = [
             trial
@@ -638,31 +470,14 @@ class Search:
             return f"its {numbers:,} parameters do not fit into {self.most:,} bytes"
         return None
 
-    def first_answer(self, teacher: Trial) -> Trial:
-        """A student of the first teacher, rounded and no more, beside what counting gives: an
-        answer for those who will not wait.
-        """
-
-        def make() -> dict[str, Any]:
-            settings = {"storage": "coded6", "packing_steps": 0, "inner_steps": _FIRST}
-            trainer = self.trainer(teacher.found["learner"], self._model(teacher), **settings)
-            trainer.tune_initialization()
-            trainer.model.store_as("coded6")
-            judged = self.judged(trainer, trainer.learner, trainer.students.on_summary(0))
-            counted = f"{self.counted.method}: {self.counted_figure}"
-            why = f"its teacher so far: {teacher.figure}; {counted}"
-            return {**judged, "nbytes": trainer.model.nbytes, "why": why}
-
-        return self.trial(f"first answer: a student after {_FIRST} steps", make)
-
     def teacher_stage(self, first: Trial) -> Trial:
         """The chosen teacher after all the time that it may have, unless it has learnt all there
         is; or an earlier one that is as good.
         """
         if first.found["stopped"]:
             return first
-        self.teacher(first.found["learner"], self.seconds_of_stage("teacher"))
-        teachers = [trial for trial in self.trials if "stopped" in trial.found]
+        self.trials.teacher(first.found["learner"], self.seconds_of_stage("teacher"))
+        teachers = [trial for trial in self.trials.made if "stopped" in trial.found]
         best = min(trial.error for trial in teachers)
         return next(trial for trial in teachers if trial.error <= best + _EQUAL)
 
@@ -670,56 +485,29 @@ class Search:
         """The teacher in the fewest bits that lose nothing beside the first that fit."""
         seconds = self.seconds_of_stage("packing")
         steps = min(
-            self.steps_in(teacher.found["learner"], seconds), teacher.found["teacher_steps"]
+            self.trials.steps_in(teacher.found["learner"], seconds), teacher.found["teacher_steps"]
         )
-        until = self.spent + 1.5 * seconds  # no third one, unless none fits
+        until = self.trials.spent + 1.5 * seconds  # no third one, unless none fits
         given = self.fixed.get("storage")
-        ways = [way for way in _PACKINGS if given in (None, way[0])]
+        ways = [way for way in PACKINGS if given in (None, way[0])]
         if not ways:
-            ways = [(given, _PACKINGS[0][1], 0.0)]
+            ways = [(given, PACKINGS[0][1], 0.0)]
         best: Trial | None = None
         for storage, penalty, bits in ways:
             is_last = storage == ways[-1][0]
             if bits * teacher.found["numbers"] / 8 > _SLACK * self.most and not is_last:
                 continue
-            if best is not None and self.spent > until:
+            if best is not None and self.trials.spent > until:
                 break
-            settings = self._asked(storage=storage, packing_penalty=penalty, packing_steps=steps)
-            trial = self.packed(teacher, settings)
+            settings = self.trials.asked(
+                storage=storage, packing_penalty=penalty, packing_steps=steps
+            )
+            trial = self.trials.packed(teacher, settings)
             if best is not None and trial.error > best.error + _EQUAL:
                 break
             if trial.nbytes <= self.most or is_last:
                 best = trial
         return best
-
-    def packed(self, teacher: Trial, settings: Mapping[str, Any]) -> Trial:
-        """One way to pack the teacher; the summary is kept."""
-        learner = teacher.found["learner"]
-        names = ("storage", "packing_penalty", "packing_steps")
-        way = "-".join(str(settings[name]) for name in names)
-        folder = self.folder / f"{teacher.found['folder']}-{way}"
-
-        def make() -> dict[str, Any]:
-            trainer = self.trainer(learner, self._model(teacher), **settings)
-            trainer.labelling = replace(trainer.labelling, kept=self.kept.state(folder.name))
-            trainer.tune_initialization()
-            farzi = trainer.model
-            farzi.store_as(settings["storage"])
-            params = {name: x.detach() for name, x in farzi.teacher.named_parameters()}
-            judged = self.judged(trainer, Learner(farzi.teacher), params)
-            farzi.save_pretrained(folder)
-            is_too_large = farzi.nbytes > self.most
-            lost = f"{self._apart(judged['error'] - teacher.error)} than before packing"
-            return {
-                **judged,
-                "nbytes": farzi.nbytes,
-                "why": f"too large, more than {self.most:,} bytes" if is_too_large else lost,
-                "found": {**settings, "folder": folder.name},
-            }
-
-        penalty = settings["packing_penalty"]
-        name = f"packed teacher, {settings['storage']} with packing_penalty {penalty}"
-        return self.trial(name, make, key=folder.name)
 
     def student_stage(self, teacher: Trial, packed: Trial) -> Trial:
         """The settings with which a student learns most of the packed teacher: the cheapest that
@@ -728,10 +516,10 @@ class Search:
         learner = teacher.found["learner"]
         tried: list[Trial] = []
         for steps, rows, rate, inputs in _STUDENTS:
-            settings = self._asked(
+            settings = self.trials.asked(
                 inner_steps=steps,
-                synthetic_batch_size=rows * self._wider,
-                inner_learning_rate=_rate(rate * self._wider**0.25, learner),
+                synthetic_batch_size=rows * self.trials.wider,
+                inner_learning_rate=rate_for(learner, rate * self.trials.wider**0.25),
                 storage=packed.found["storage"],
                 inputs=inputs or self._better_inputs(tried, packed),
             )
@@ -739,7 +527,7 @@ class Search:
                 continue  # the same again
             if tried and not self._has_time_for(settings, tried, packed):
                 continue  # rows that are drawn may take less than those that are written
-            tried.append(self.student(learner, packed, settings))
+            tried.append(self.trials.student(learner, packed, settings))
             if tried[-1].error <= packed.error + (_CLOSE_RANKS if self.task.ranked else _CLOSE):
                 break
         best = min(trial.error for trial in tried)
@@ -766,76 +554,8 @@ class Search:
         seconds = settings["inner_steps"] / last.found["inner_steps"] * last.training_seconds
         if settings["inputs"] != last.found["inputs"]:
             rows = settings["inner_steps"] * settings["synthetic_batch_size"]
-            seconds += rows * self.seconds_of_row(packed, settings["inputs"])
+            seconds += rows * self.trials.seconds_of_row(packed, settings["inputs"])
         measuring = last.seconds - last.training_seconds
-        return (1 + _AGAIN) * seconds + measuring + _OF_COMPARISON * 60 * self.minutes <= self.left
-
-    def seconds_of_row(self, packed: Trial, inputs: str) -> float:
-        """Seconds that it takes to make a row of these inputs."""
-
-        def make() -> dict[str, Any]:
-            farzi = FarziData.from_pretrained(self.folder / packed.found["folder"])
-            source = farzi.with_inputs(inputs).endless(self.seed)
-            began = time.perf_counter()
-            made = source.block(0)
-            each = (time.perf_counter() - began) / len(made)
-            return {"figure": f"{1000 * each:.1f} ms", "found": {"seconds": each}}
-
-        key = f"a row of {inputs} inputs, {packed.found['folder']}"
-        return self.trial(f"a row of {inputs} inputs", make, key).found["seconds"]
-
-    def student(
-        self, learner: Mapping[str, Any], packed: Trial, settings: Mapping[str, Any]
-    ) -> Trial:
-        """One student of the packed teacher."""
-
-        def make() -> dict[str, Any]:
-            farzi = FarziData.from_pretrained(self.folder / packed.found["folder"])
-            farzi = farzi.with_inputs(settings["inputs"])
-            trainer = self.trainer(learner, farzi_data=farzi, **settings)
-            began = time.perf_counter()
-            student = trainer.students.on_summary(0)
-            taken = time.perf_counter() - began
-            judged = self.judged(trainer, trainer.learner, student)
-            return {
-                **judged,
-                "nbytes": packed.nbytes,
-                "training_seconds": round(taken, 3),
-                "why": f"{self._apart(judged['error'] - packed.error)} than the packed teacher",
-                "found": dict(settings),
-            }
-
-        steps = settings["inner_steps"]
-        rows = f"{settings['synthetic_batch_size']} {settings['inputs']} rows"
-        rate = settings["inner_learning_rate"]
-        return self.trial(f"student, {steps} steps of {rows}, learning rate {rate}", make)
-
-    def _apart(self, difference: float) -> str:
-        """How much one loss is above another, in words."""
-        direction = "better" if difference < 0 else "worse"
-        return f"{direction} by {abs(difference):.3f} {self.task.unit_of_loss}"
-
-    def _model(self, teacher: Trial) -> PreTrainedModel:
-        """The teacher of that trial."""
-        return AutoModelForCausalLM.from_pretrained(
-            self.folder / teacher.found["folder"], trust_remote_code=False
-        )
-
-    def _numbers(self, learner: Mapping[str, Any]) -> int:
-        """How many parameters a model of this architecture has."""
-        config = self.task.learner_config(learner, self.length)
-        with torch.device("meta"):  # it is made without numbers
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        return sum(x.numel() for x in model.parameters())
-
-
-def _rate(rate: float, learner: Mapping[str, Any]) -> float:
-    """A rate at a width of 16 for this learner: wider models need smaller ones. The root is what
-    served from 16 to 64.
-    """
-    return _rounded(rate * math.sqrt(16 / width_of(learner)))
-
-
-def _rounded(value: float) -> float:
-    """Two digits, which are easier to read."""
-    return float(f"{value:.2g}")
+        return (
+            1 + _AGAIN
+        ) * seconds + measuring + _OF_COMPARISON * 60 * self.minutes <= self.trials.left

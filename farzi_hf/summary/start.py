@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from farzi_hf.summary.soft_tokens import vocabulary_size
+from farzi_hf.summary.soft_tokens import check_student, vocabulary_size
 from farzi_hf.summary.teacher import no_padding, parameter_names, whole
 
 _SMALL = 1e-3  # by which a head is scaled, so that a cap of its logits does not show
@@ -82,13 +82,7 @@ def set_values(model: PreTrainedModel, values: Mapping[str, Tensor]) -> list[str
 @torch.no_grad()
 def start_values(teacher: PreTrainedModel, model: PreTrainedModel) -> dict[str, Tensor]:
     """The values of the parameters that `start` sets, by name, of the model's types and devices."""
-    ours = vocabulary_size(teacher)
-    theirs = vocabulary_size(model)
-    if ours != theirs:
-        raise ValueError(
-            f"model has a vocabulary of {theirs} entries, the summary one of {ours}; build it with"
-            f" vocab_size={ours}, and the summary's tokenizer"
-        )
+    check_student(model, vocabulary_size(teacher))
     tables = tables_of(teacher)
     student = _Look(model)
     maps = maps_between(tables, student.widths, student.head_name == student.embedding_name)

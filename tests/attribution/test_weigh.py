@@ -441,7 +441,7 @@ def test_outer_steps_begin_with_the_way_that_is_the_best_on_the_dev_part(tmp_pat
     best = BestOf((last, alike))
     assert torch.equal(best.scores(task), last.scores(task))  # nothing is measured yet
     choose(task, [last, alike], {"target": target(4)}, {"target": target(5)}, trainings=2)
-    assert task.dev[alike.name] < task.dev[last.name]
+    assert task.dev_loss(alike.name) < task.dev_loss(last.name)
     steps = OuterSteps(1, best)
     assert steps.name == "1 outer steps, from the best cheap way"
     assert torch.equal(steps.weights(task), OuterSteps(1, alike).weights(task))

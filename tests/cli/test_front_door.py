@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from tiny_recipes import leave_out_figures, use_small_data
+from tiny_recipes import leave_out_figures, search_shortly, use_small_data
 
 pytest.importorskip("matplotlib")
 from farzi_hf import FarziData
@@ -21,14 +21,7 @@ OPTIONS = ("--learner", GPT2, "--minutes", "1", "--use_cpu", "true", "--disable_
 @pytest.fixture(autouse=True)
 def short(monkeypatch, tmp_path):
     """Trials of few steps, in a working directory of their own."""
-    for name, value in {
-        "_FEWEST": 4,
-        "_MOST": 6,
-        "_TIMED": 1,
-        "_FIRST": 2,
-        "_STUDENTS": ((4, 4, 0.02, "drawn"),),
-    }.items():
-        monkeypatch.setattr(suggestion, name, value)
+    search_shortly(monkeypatch, students=((4, 4, 0.02, "drawn"),))
     use_small_data(monkeypatch)
     leave_out_figures(monkeypatch)
     monkeypatch.chdir(tmp_path)

@@ -33,7 +33,7 @@ def test_all_ways_are_compared_and_a_run_goes_on(tmp_path, capsys):
     assert of["oracle"]["of the wanted kind"] == "30"
     assert of["all rows"]["rows"] == "120"
     assert {row["rows"] for name, row in of.items() if name != "all rows"} == {"30"}
-    assert len(rows) == 10
+    assert len(rows) == 11
     assert "The rows are those of" in printed
     assert "Smoothness(predicted=" in printed
     weigh.main(command)
@@ -239,6 +239,7 @@ def test_bots_make_histories_up(kind):
     assert (len(different) == 1) == (kind == "copied")
 
 
+@pytest.mark.usefixtures("small_data")
 def test_histories_are_chosen_and_hit_rates_measured(tmp_path, capsys):
     weigh_users.main(
         [
@@ -251,8 +252,8 @@ def test_histories_are_chosen_and_hit_rates_measured(tmp_path, capsys):
     assert len(splits) == 2
     of = {row["method"]: row for row in splits[0]}
     oracle = of["real histories alone (oracle)"]
-    assert (oracle["rows"], oracle["bots"]) == (800, 0)
-    assert (of["all rows"]["rows"], of["all rows"]["bots"]) == (1000, 200)
-    assert all(row["rows"] == 800 for name, row in of.items() if name != "all rows")
+    assert (oracle["rows"], oracle["bots"]) == (80, 0)
+    assert (of["all rows"]["rows"], of["all rows"]["bots"]) == (100, 20)
+    assert all(row["rows"] == 80 for name, row in of.items() if name != "all rows")
     assert all(0 <= each["hr@10"] <= each["hr@100"] <= 1 for each in oracle["measured"])
     assert printed.count("| chosen by the dev part") == 2
