@@ -38,10 +38,10 @@ from farzi_hf.attribution.choosers import (
     GradientCosine,
     NGramImportance,
     Ranked,
-    Task,
+    SelectionProblem,
 )
 from farzi_hf.attribution.outer_steps import RowWeights, bar_of, outer_steps
-from farzi_hf.attribution.smoothness import gradients_of_smoothness, smoothness
+from farzi_hf.attribution.smoothness import cost_of_smoothness, smoothness
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.cli.own_rows import OwnRows
 from farzi_hf.cli.program import keep_freed_memory, run
@@ -66,9 +66,9 @@ class LossOfAnswer(Ranked):
     is_cheap = True
 
     @torch.no_grad()
-    def scores(self, task: Task) -> Tensor:
-        replay = task.trainings.replay
-        batches = (replay.batch(replay.loader, [row]) for row in range(task.num_rows))
+    def scores(self, problem: SelectionProblem) -> Tensor:
+        replay = problem.trainings.replay
+        batches = (replay.batch(replay.loader, [row]) for row in range(problem.num_rows))
         losses = [replay.learner.hard_loss(replay.start, batch) for batch in batches]
         return -torch.stack(losses)
 
@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     own = trainings.replay.optimizer
     gentler = replace(own, lr=args.smooth_learning_rate)
     learning = replace(trainings.with_optimizer(gentler), warm=None if args.cold else trainings)
-    task = Task(trainings, targets, args.rows // 2, learning)
+    problem = SelectionProblem(trainings, targets, args.rows // 2, learning)
     table: list[dict[str, str]] = []
 
     def tell(way: str, scores: Tensor, seconds: float) -> None:
@@ -184,10 +184,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     for way in (RIVALS[name] for name in args.rivals):
         start = time.perf_counter()
-        scores = way.scores(task)
+        scores = way.scores(problem)
         tell(way.name, scores, time.perf_counter() - start)
     if args.smoothness:
-        with bar_of(learning, gradients_of_smoothness(learning, targets)) as bar:
+        with bar_of(learning, cost_of_smoothness(learning, targets)) as bar:
             found = smoothness(learning, targets, bar)
         print(f"{found.ratio:.0%} of a predicted change comes true: {found}", flush=True)
     seconds = 0.0
