@@ -28,7 +28,7 @@ from farzi_hf.attribution.choosers import (
     NGramShares,
     OuterSteps,
     RandomRows,
-    Task,
+    SelectionProblem,
 )
 from farzi_hf.attribution.groups import Groups
 from farzi_hf.attribution.smoothness import smooth_enough
@@ -78,7 +78,7 @@ def command(argv: Sequence[str]) -> None:
             say(f"  {line}")
         folder = output.with_name(f".{output.name}-parts")
         found = choose(
-            Task(trainings, target, keep, smooth, folder),
+            SelectionProblem(trainings, target, keep, smooth, folder),
             _ways(args.outer_steps, groups),
             {"target": parts["dev"]},
             {"target": parts["test"]},
