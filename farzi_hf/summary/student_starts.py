@@ -64,7 +64,9 @@ class RandomStart(StudentStart):
 
 
 class TeacherStart(StudentStart):
-    """The tables of the carried teacher: input embedding, head, learnt positions."""
+    """What the carried teacher knows: input embedding, head, learnt positions; to a deeper model of
+    its kind, or a GPT-2 of another width, its layers, too.
+    """
 
     word = "warm"
     comment = "  # the model starts with the teacher's embedding and output layer"
@@ -77,8 +79,8 @@ class TeacherStart(StudentStart):
             )
         if is_same_model(teacher, model):
             _say_once(
-                "The student has the teacher's kind, width and depth, so it starts as a copy of the"
-                " teacher. If you need just one such model, export it without a training:"
+                "The student has the teacher's kind, width and depth, so at best its training leads"
+                " back to the teacher. If you need just that model, export it without a training:"
                 " farzi export SUMMARY OUT --teacher"
             )
         try:

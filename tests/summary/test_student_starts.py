@@ -167,8 +167,8 @@ def test_a_student_that_is_the_teacher_gets_one_line(caplog):
         students.first_parameters(1)
     said = [record.getMessage() for record in caplog.records]
     assert [line for line in said if "--teacher" in line] == [
-        "The student has the teacher's kind, width and depth, so it starts as a copy of the"
-        " teacher. If you need just one such model, export it without a training:"
+        "The student has the teacher's kind, width and depth, so at best its training leads back to"
+        " the teacher. If you need just that model, export it without a training:"
         " farzi export SUMMARY OUT --teacher"
     ]
 
