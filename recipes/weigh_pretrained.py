@@ -39,6 +39,7 @@ from farzi_hf.attribution.choosers import (
     NGramImportance,
     Ranked,
     SelectionProblem,
+    graded,
 )
 from farzi_hf.attribution.outer_steps import RowWeights, bar_of, outer_steps
 from farzi_hf.attribution.smoothness import cost_of_smoothness, smoothness
@@ -184,22 +185,32 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     for way in (RIVALS[name] for name in args.rivals):
         start = time.perf_counter()
-        scores = way.scores(problem)
+        scores = problem.scores(way)
         tell(way.name, scores, time.perf_counter() - start)
     if args.smoothness:
         with bar_of(learning, cost_of_smoothness(learning, targets)) as bar:
             found = smoothness(learning, targets, bar)
         print(f"{found.ratio:.0%} of a predicted change comes true: {found}", flush=True)
+    begins = torch.ones(args.rows)
+    from_prior = ""
+    if args.prior:
+        prior = RIVALS[args.prior]
+        begins = graded(problem.scores(prior), args.rows)
+        from_prior = f" from {prior.name}"
     seconds = 0.0
     for steps in range(1, args.outer_steps + 1):
         start = time.perf_counter()
         state = outer_steps(
-            learning, targets, RowWeights(torch.ones(args.rows)), steps, folder=folder / "weights"
+            learning,
+            targets,
+            RowWeights(begins),
+            steps,
+            folder=folder / f"weights{from_prior.replace(' ', '-')}",
         )
         seconds += time.perf_counter() - start
         loss = state.history[-1]["loss"]
         weights = state.learnt.weights()
-        tell(f"weights after {steps} outer steps (loss {loss:.3f})", weights, seconds)
+        tell(f"weights after {steps} outer steps{from_prior} (loss {loss:.3f})", weights, seconds)
     print(f"\n{markdown(table)}")
 
 
@@ -234,6 +245,9 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     )
     parser.add_argument("--epsilon", type=float, default=1e-2, help="of Adam")
     parser.add_argument("--outer_steps", type=int, default=2)
+    parser.add_argument(
+        "--prior", choices=RIVALS, help="the way whose scores the weights begin with; else all 1"
+    )
     parser.add_argument(
         "--cold", action="store_true", help="learn weights in adapters that begin from nothing"
     )

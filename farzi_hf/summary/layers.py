@@ -28,7 +28,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import GPT2LMHeadModel, PreTrainedModel
 
 Values = dict[str, Tensor]
 _OF_A_LAYER = re.compile(r"\.\d+\.")
@@ -80,13 +80,13 @@ def layers_at_another_width(teacher: PreTrainedModel, model: PreTrainedModel) ->
         teacher: a trained model, with weights on any device.
         model: a new model over the same vocabulary.
     """
-    kind = teacher.config.model_type
-    if model.config.model_type != kind or kind not in _KINDS:
+    kind = type(teacher)
+    if type(model) is not kind or kind not in _KINDS:
         return {}
     return _KINDS[kind](teacher, model)
 
 
-def _gpt2(teacher: PreTrainedModel, model: PreTrainedModel) -> Values:
+def _gpt2(teacher: GPT2LMHeadModel, model: GPT2LMHeadModel) -> Values:
     if not _fits(teacher, model):
         return {}
     theirs = _Gpt2(teacher)
@@ -103,8 +103,8 @@ def _gpt2(teacher: PreTrainedModel, model: PreTrainedModel) -> Values:
     return values
 
 
-_KINDS = {"gpt2": _gpt2}
-"""By the model type of teacher and student."""
+_KINDS = {GPT2LMHeadModel: _gpt2}
+"""By the class of teacher and student."""
 _HAS_TO_BE_EQUAL = (
     "activation_function",
     "scale_attn_weights",
@@ -114,7 +114,7 @@ _HAS_TO_BE_EQUAL = (
 """Fields of a config of GPT-2 that change what a layer computes."""
 
 
-def _fits(teacher: PreTrainedModel, model: PreTrainedModel) -> bool:
+def _fits(teacher: GPT2LMHeadModel, model: GPT2LMHeadModel) -> bool:
     """Whether the model has room for each layer and head, and a head of its own: one that is its
     embedding cannot have another basis than the gains of the teacher's last norm.
     """
@@ -136,7 +136,7 @@ class _Gpt2:
         head_bias: (V,): what the shift of the last norm adds to the logits.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: GPT2LMHeadModel) -> None:
         self._parameters = {
             name: x.detach().double().cpu()
             for name, x in model.named_parameters(remove_duplicate=False)
@@ -179,7 +179,7 @@ class _Gpt2:
 
 
 def _tables(
-    theirs: _Gpt2, model: PreTrainedModel, to_student: Tensor, gain: float
+    theirs: _Gpt2, model: GPT2LMHeadModel, to_student: Tensor, gain: float
 ) -> Iterator[tuple[str, Tensor]]:
     """Embedding, positions, last norm and head."""
     own = dict(model.named_parameters())
@@ -198,7 +198,7 @@ def _tables(
 
 
 def _layer(
-    theirs: _Gpt2, model: PreTrainedModel, number: int, to_student: Tensor
+    theirs: _Gpt2, model: GPT2LMHeadModel, number: int, to_student: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
     """Attention and MLP of one layer."""
     own = {
@@ -210,7 +210,7 @@ def _layer(
 
 
 def _attention(
-    theirs: _Gpt2, model: PreTrainedModel, number: int, to_student: Tensor, own: Values
+    theirs: _Gpt2, model: GPT2LMHeadModel, number: int, to_student: Tensor, own: Values
 ) -> Iterator[tuple[str, Tensor]]:
     """Each head has a left and a right factor of two products: of queries and keys, and of values
     and what reads them. Heads that only the student has write nothing yet.

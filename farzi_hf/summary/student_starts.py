@@ -64,7 +64,9 @@ class RandomStart(StudentStart):
 
 
 class TeacherStart(StudentStart):
-    """The tables of the carried teacher: input embedding, head, learnt positions."""
+    """What the carried teacher knows: input embedding, head, learnt positions; to a deeper model of
+    its kind, or a GPT-2 of another width, its layers, too.
+    """
 
     word = "warm"
     code = "farzi.start(model)  # with what the carried teacher knows of the vocabulary\n"
@@ -77,8 +79,8 @@ class TeacherStart(StudentStart):
             )
         if is_same_model(teacher, model):
             _say_once(
-                "The student has the teacher's kind, width and depth, so it begins as the teacher;"
-                " `farzi export --teacher` writes it without a training."
+                "The student has the teacher's kind, width and depth, so its training leads back to"
+                " the teacher at best; `farzi export --teacher` writes that without a training."
             )
         try:
             return start_values(teacher, model)

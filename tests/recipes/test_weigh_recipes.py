@@ -220,6 +220,9 @@ def test_half_of_the_rows_have_the_answer_of_another_row(data_dir, tmp_path, cap
         "weights after 2 outer steps",
     ]
     assert "| way" in printed
+    weigh_pretrained.main([*command, "--prior", "cosine"])
+    table = json.loads((tmp_path / "out" / "table.json").read_text())["table"]
+    assert table[-1]["way"].startswith("weights after 2 outer steps from gradient cosine")
     with pytest.raises(ValueError, match="--rows and --target_rows ask for 86 rows"):
         weigh_pretrained.drawn(pool, tokenizer, weigh_pretrained.parse([*command, "--rows", "80"]))
 

@@ -167,8 +167,8 @@ def test_a_student_that_is_the_teacher_gets_one_line(caplog):
         students.first_parameters(1)
     said = [record.getMessage() for record in caplog.records]
     assert [line for line in said if "`farzi export --teacher`" in line] == [
-        "The student has the teacher's kind, width and depth, so it begins as the teacher;"
-        " `farzi export --teacher` writes it without a training."
+        "The student has the teacher's kind, width and depth, so its training leads back to the"
+        " teacher at best; `farzi export --teacher` writes that without a training."
     ]
 
 
