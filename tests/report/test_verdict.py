@@ -180,13 +180,13 @@ def test_a_student_of_text_that_an_ngram_wrote_is_never_worth_it(tmp_path, seque
     settings = {**rows, "inner_learning_rate": 0.01, "max_steps": 0}
     trainer = tiny_trainer(tmp_path / "out", splits, tokenizer, **settings)
     c = Comparison.of_trainer(trainer, splits, num_students=1)
-    student = c.statistics(c.real_student(splits["train"], 500, 0), splits["test"])
+    student = c.statistics(c.real_student(splits["train"], 300, 0), splits["test"])
     counted = c.counted()
     share = {part.method: c.task.share([[student]], [part.students]) for part in counted}
     assert share["interpolated bigram"] > 1
     assert share["Kneser-Ney 3-gram, counted"] < 1
     rows = [
-        Measured("Farzi", [student], 100, 500, 1.0),
+        Measured("Farzi", [student], 100, 300, 1.0),
         Measured(LONG, [student], 10_000, 5000, 10.0),
     ]
     found = Verdict.of(c, [*rows, *counted])
