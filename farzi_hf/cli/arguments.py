@@ -1,7 +1,8 @@
 """Settings from a YAML file and the command line."""
 
+import re
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentError, ArgumentParser
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -18,6 +19,31 @@ from farzi_hf.common.files import read_plain_file
 from farzi_hf.common.settings import converted
 from farzi_hf.common.text import YAML_BYTES, read_plain
 
+_NUMBERS = {"int": "a whole number, such as 10", "float": "a number, such as 10 or 0.5"}
+
+
+def option_parser(types: type | Sequence[type], **how: Any) -> HfArgumentParser:
+    """A parser of the fields of dataclasses, for `parsed`. `how` is as for `ArgumentParser`."""
+    return HfArgumentParser(types, allow_abbrev=False, exit_on_error=False, **how)
+
+
+def parsed(parser: HfArgumentParser, argv: Sequence[str]) -> tuple[Any, ...]:
+    """One instance of each dataclass of an `option_parser`, and the words that are left.
+
+    Raises:
+        ValueError: an option has a value of another type, or none. The message names both.
+    """
+    try:
+        return parser.parse_args_into_dataclasses(
+            list(argv), return_remaining_strings=True, look_for_args_file=False
+        )
+    except ArgumentError as error:
+        remedy = "see --help"
+        if wrong := re.fullmatch(r"invalid (int|float) value: (.*)", error.message):
+            remedy = f"give {_NUMBERS[wrong[1]]}"
+        option = str(error.argument_name).partition("/")[0]  # without its other spellings
+        raise ValueError(f"{option}: {error.message}; {remedy}") from None
+
 
 def parse_arguments(
     types: Sequence[type],
@@ -28,7 +54,7 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """One instance of each dataclass. The YAML file that `--config` names overrides defaults; the
     command line overrides both. Raises ValueError if the file cannot be read, or has keys that no
-    dataclass has.
+    dataclass has, or if an option or its value cannot be used.
 
     YAML reads some numbers, such as 1e-2, as text. The file's values therefore become the parser's
     defaults, and the parser converts them like command-line arguments. By default, the outputs of a
@@ -46,9 +72,7 @@ def parse_arguments(
     first = ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", type=Path, default=default_config)
     config = first.parse_known_args(argv)[0].config
-    parser = HfArgumentParser(
-        types, usage="%(prog)s [--config FILE.yaml] [--FIELD VALUE …]", allow_abbrev=False
-    )
+    parser = option_parser(types, usage="%(prog)s [--config FILE.yaml] [--FIELD VALUE …]")
     known = {field.name for kind in types for field in fields(kind) if field.init}
     values = {} if config is None else read_yaml(config, known)
     for kind in types:
@@ -60,18 +84,16 @@ def parse_arguments(
     parser.set_defaults(
         **{**named, "output_dir": "outputs/" + ("run" if config is None else config.stem), **values}
     )
-    *parsed, rest = parser.parse_args_into_dataclasses(
-        argv, return_remaining_strings=True, look_for_args_file=False
-    )
+    *given, rest = parsed(parser, argv)
     if rest:
         options = [f"--{name}" for name in (*known, *more)]
         raise ValueError(
             f"{rest[0]!r} is not an option{did_you_mean(rest[0].partition('=')[0], options)}; see"
             " --help"
         )
-    if any(getattr(part, "disable_tqdm", False) for part in parsed):
+    if any(getattr(part, "disable_tqdm", False) for part in given):
         disable_progress_bars()  # `datasets` has progress bars of its own
-    return tuple(parsed)
+    return tuple(given)
 
 
 def help_screen(types: Sequence[type], default_config: Path, usage: str | None = None) -> str:

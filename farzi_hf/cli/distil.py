@@ -463,7 +463,7 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
             print(f"\nVerdict{of_split}: {part['verdict']}\n")
     folder = Path(data.run_folder(args.output_dir, seeds[0]), "summary")
     shown = shlex.quote(str(folder.parent))
-    print(f"Next: farzi show {shown}, farzi train {shown}")
+    print(f"The SUMMARY is {shown}. Next: farzi show {shown}, farzi train {shown}")
     print(f"In Python: FarziData.from_pretrained({str(folder)!r})")
 
 

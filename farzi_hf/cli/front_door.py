@@ -12,9 +12,8 @@ from pathlib import Path
 
 import datasets
 import transformers
-from transformers import HfArgumentParser
 
-from farzi_hf.cli.arguments import parse_arguments
+from farzi_hf.cli.arguments import option_parser, parse_arguments, parsed
 from farzi_hf.common.files import is_taken, load_record, status_of
 from farzi_hf.common.settings import setting
 from farzi_hf.common.text import yaml_text
@@ -75,10 +74,7 @@ class FrontDoor:
 
     def __init__(self, argv: Sequence[str], goes_on: bool | None = None) -> None:
         began = time.perf_counter()
-        parser = HfArgumentParser(Options, allow_abbrev=False)
-        self.options, rest = parser.parse_args_into_dataclasses(
-            list(argv[1:]), return_remaining_strings=True, look_for_args_file=False
-        )
+        self.options, rest = parsed(option_parser(Options), argv[1:])
         named = _names(rest)
         if "config" in named:
             raise ValueError("--config is for a run without DATA: give the YAML in its place")

@@ -1,5 +1,6 @@
 """`farzi push SUMMARY REPO`: uploads a saved summary to the Hub, written anew."""
 
+import re
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,11 @@ from farzi_hf.cli.program import ends_in_one_line, summary_at
 from farzi_hf.common.text import terminal_text
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.store.hub import files_to_upload
+
+_OF_MEMORY = (
+    "Everybody who can read the repository can look for them: publish it if they may, or else give"
+    " --private, or train a teacher for fewer steps."
+)
 
 
 def command(argv: Sequence[str]) -> None:
@@ -68,9 +74,16 @@ def metrics_with(
     """The metrics of a summary with the licence and the language that a user names.
 
     Raises:
-        ValueError: the summary is of data whose licence this library knows, and it is another one.
+        ValueError: the Hub has no licence of this name; or the summary is of data whose licence
+            this library knows, and it is another one.
     """
     known = metrics.get("licence")
+    if licence is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", licence):
+        raise ValueError(
+            f"--licence {licence!r}: the Hub writes licences in small letters, without blanks; give"
+            " its name, such as cc-by-4.0, apache-2.0 or other"
+            " (https://huggingface.co/docs/hub/repositories-licenses)"
+        )
     if licence is not None and licence != known and metrics.get("licence_text"):
         raise ValueError(
             f"--licence {licence!r}: the licence of these data is {known!r}; leave --licence out"
@@ -94,5 +107,5 @@ def listing(farzi: FarziData, repo: str, show_rows: bool, metrics: Mapping[str, 
     if licence:
         said = f"licence on the card: {terminal_text(licence)}"
     warning = published.get("memory_warning")
-    warnings = [terminal_text(warning, 1000)] if warning else []
+    warnings = [f"{terminal_text(warning, 1000)} {_OF_MEMORY}"] if warning else []
     return "\n".join([*lines, total, said, *warnings])

@@ -137,6 +137,12 @@ def find_files(source: str | Path, data_dir: str | Path | None = None) -> Files 
         del others[read]
         chosen = [file for file in may_be_read if ending(file) == read]
         return Files(_by_split(chosen, root), others, links)
+    for foreign in FOREIGN:
+        if ending(path) in foreign.endings and not path.is_dir():
+            raise ValueError(
+                f"no file {str(path)!r}; where it is, {ending(path)} is {foreign.what}, which is"
+                f" not read: {foreign.remedy}"
+            )
     is_name = data_dir is None and isinstance(source, str) and _HUB_NAME.fullmatch(source)
     if not is_name or path.is_dir() or ending(path) in BUILDERS:
         raise ValueError(

@@ -351,11 +351,17 @@ def _warn_of_tf32(x: Tensor) -> None:
         )
 
 
+def _shown(value: Any) -> str:
+    """A value as an error shows it: of one that prints several lines, such as a module, its type."""
+    printed = repr(value)
+    return type(value).__name__ if "\n" in printed else printed[:80]
+
+
 def _check(params: Any, inputs: Any, optimizer: Any, steps: Any, window: Any) -> None:
     """Raises an error unless the arguments of `unroll` are usable together."""
     if not isinstance(optimizer, InnerOptimizer):
         raise TypeError(
-            f"optimizer must be an InnerOptimizer, got {optimizer!r:.80}; pass InnerAdam(lr=0.01)"
+            f"optimizer must be an InnerOptimizer, got {_shown(optimizer)}; pass InnerAdam(lr=0.01)"
         )
     if isinstance(params, TrainingState):
         if not _continues(params, optimizer):
@@ -365,7 +371,7 @@ def _check(params: Any, inputs: Any, optimizer: Any, steps: Any, window: Any) ->
             )
     elif not (isinstance(params, dict) and params and _are_tensors(params.values())):
         raise TypeError(
-            f"params must be a dict of tensors, got {params!r:.80}; pass"
+            f"params must be a dict of tensors, got {_shown(params)}; pass"
             " dict(module.named_parameters())"
         )
     if not (isinstance(inputs, tuple) and _are_tensors(inputs)):

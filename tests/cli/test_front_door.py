@@ -87,6 +87,15 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys):
     [
         (["sample", "--bytes", "much"], "--bytes 'much' is not a size"),
         (["sample", "--minutes", "0"], "minutes=0"),
+        (
+            ["sample", "--minutes", "ten"],
+            "^farzi distil: --minutes: invalid float value: 'ten'; give a number, such as 10",
+        ),
+        (["sample", "--minutes"], "--minutes: expected one argument"),
+        (
+            ["sample", "--max_length", "long"],
+            "--max_length: invalid int value: 'long'; give a whole number",
+        ),
         (["sample", "--bytes", "1,5MB"], "--bytes '1,5MB' is not a size"),
         (
             ["sample_interactions", "--splits", "0", "1"],

@@ -228,6 +228,10 @@ BAD: dict[str, tuple[Callable[[], InnerOptimizer], str]] = {
         lambda: InnerSGD(lr="1e-2"),
         r"lr must .* got '1e-2' \(in YAML write 1\.0e-2, not 1e-2\)",
     ),
+    "lr tensor": (
+        lambda: InnerSGD(lr=torch.tensor(0.1, requires_grad=True)),
+        r"lr must be a number, got a tensor of shape \(\).*multiply the loss",
+    ),
     "beta": (
         lambda: InnerAdam(lr=0.1, betas=(0.9, 1.0)),
         r"betas must be two numbers .* got \(0\.9, 1\.0\)",

@@ -159,6 +159,11 @@ BAD_INPUT = {
         r"window .* from 1 to steps=3, got 4; None means all",
     ),
     "module": ({"params": nn.Linear(1, 1)}, TypeError, r"params must be a dict .* got Linear"),
+    "module of several lines": (
+        {"params": nn.Sequential(nn.Linear(1, 1), nn.Tanh())},
+        TypeError,
+        r"^params must be a dict of tensors, got Sequential; pass dict\(module",
+    ),
     "nothing trains": (
         {"params": {"n": torch.arange(2)}},
         ValueError,

@@ -280,6 +280,11 @@ def check_fields(optimizer: InnerOptimizer, *names: str) -> None:
     """Raises ValueError unless the fields that every optimizer has are usable, and these others are
     finite numbers from 0 on.
     """
+    if isinstance(optimizer.lr, Tensor):
+        raise ValueError(
+            f"lr must be a number, got a tensor of shape {tuple(optimizer.lr.shape)}, which would"
+            " get no gradient; to learn a rate, take InnerSGD(lr=1.0) and multiply the loss by it"
+        )
     if not (is_number(optimizer.lr) and optimizer.lr > 0):
         raise ValueError(
             f"lr must be a finite number > 0, got {optimizer.lr!r} (in YAML write 1.0e-2, not 1e-2)"

@@ -185,7 +185,11 @@ def test_a_push_names_the_licence_that_it_is_given(hub, tmp_path, capsys):
     words = ["push", str(tmp_path / "own"), "farzi", "--licence", "cc-by-4.0", "--language", "en"]
     main([*words, "--dry_run"])
     said = capsys.readouterr().out.splitlines()
-    assert said[-2:] == ["licence on the card: cc-by-4.0", "Rows."]
+    licence, memory = said[-2:]
+    assert licence == "licence on the card: cc-by-4.0"
+    assert memory.startswith("Rows. Everybody who can read the repository")
+    with pytest.raises(SystemExit, match=r"--licence 'Apache 2.0': .*such as cc-by-4.0"):
+        main(["push", str(tmp_path / "own"), "farzi", "--licence", "Apache 2.0", "--dry_run"])
     main(words)
     files = hub.repositories["user/farzi"].files()
     assert b"license: cc-by-4.0" in files["README.md"]
