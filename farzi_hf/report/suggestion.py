@@ -12,6 +12,10 @@ within bytes and minutes.
 4. **Students** train on the packed teacher, with some lengths, rates and numbers of rows.
 5. **The comparison** with real data has the rest of the time.
 
+Stages end by the clock. The steps of a teacher and of its packing are planned from a few steps that
+are timed; if later ones take longer, the training is cut (`TeacherTraining`, `within`). A stage
+leaves later ones what they need by the first answer, and what there is no time for does not begin.
+
 One choice has no trial, because each set that was measured gave the same answer (recipes/LOG.md):
 the summary carries its teacher, and makes the ids that students read. Fixed rows with labels of
 their own need a table of the vocabulary too, and students learn them by heart.
@@ -47,7 +51,7 @@ from farzi_hf.data.streams import described
 from farzi_hf.distillation import FarziConfig, FarziTrainer, Learner
 from farzi_hf.distillation.learner import Parameters
 from farzi_hf.distillation.rows import validation_loss
-from farzi_hf.distillation.teacher import seconds_of
+from farzi_hf.distillation.teacher import numbers_of_cuts, seconds_of
 from farzi_hf.engine.devices import portions
 from farzi_hf.report.comparison import Comparison, with_ids
 from farzi_hf.report.trial_folder import TrialFolder
@@ -65,6 +69,10 @@ only.
 """
 _AT_LEAST = 0.6
 """Of their shares, that later stages have if an earlier one is late."""
+_FLOOR = 0.1
+"""Of its share, that a stage has however late it is."""
+_LATER = 0.5
+"""Of the seconds of a stage with several trials, by which the last one may be late."""
 _EQUAL = 0.01
 """Of the error, which is nats a token, or the mean ln r of ranks: of trials that differ by less,
 the first is taken, which is the cheapest.
@@ -94,6 +102,17 @@ data for as many seconds, with a few trials.
 """
 _OF_COMPARISON = 0.05
 """Of the time, for what else the comparison does: measuring, figures, files."""
+_OF_FILES = 0.02
+"""Of the time, for figures and files alone."""
+_STUDENTS_NEED = 3
+"""Trainings of a student that there is time for in any case: a trial, and in the comparison one on
+the summary and one on all data.
+"""
+_MEASURED = 4
+"""Models that are measured from the first trial of a student on: it, and three of the comparison.
+"""
+_VALIDATION = 1 / 6
+"""Of the time of a teacher's steps, that it takes to evaluate it meanwhile."""
 _STUDENTS = (
     (100, 10, 0.03, "drawn"),
     (100, 10, 0.03, "written"),
@@ -303,9 +322,10 @@ class Search:
         packed = self.packing_stage(teacher)
         student = self.student_stage(teacher, packed)
         learner = teacher.found["learner"]
-        names = ("storage", "packing_penalty", "packing_steps")
+        names = ("storage", "packing_penalty", "packing_steps", "packing_cuts")
         of_packing = {name: packed.found[name] for name in names}
-        chosen = {"teacher_steps": teacher.found["teacher_steps"], **of_packing, **student.found}
+        of_teacher = {name: teacher.found[name] for name in ("teacher_steps", "teacher_cuts")}
+        chosen = {**of_teacher, **of_packing, **student.found}
         config = self.config(learner, self.output_dir, **chosen)
         packed_summary = FarziData.from_pretrained(self.folder / packed.found["folder"])
         summary = packed_summary.with_inputs(config.inputs)
@@ -317,7 +337,8 @@ class Search:
             summary=summary,
             teacher=(self._model(teacher), teacher),
             packed=packed,
-            due=time.perf_counter() + self.left,
+            due=time.perf_counter() + self.left - _OF_FILES * 60 * self.minutes,
+            is_tried=student.error is not None,
         )
 
     # -- time --------------------------------------------------------------------------------------
@@ -335,10 +356,35 @@ class Search:
 
     def seconds_of_stage(self, name: str) -> float:
         """The seconds that a stage may take: its share; less if the search is late."""
-        later = list(self.shares)[list(self.shares).index(name) + 1 :]
+        share = 60 * self.minutes * self.shares[name]
+        return max(_FLOOR * share, min(share, self.left - self.seconds_after(name)))
+
+    def seconds_after(self, name: str) -> float:
+        """The seconds that the stages after this one have at least: a part of their shares, or what
+        they need by the first answer, if that is more.
+        """
+        stages = list(self.shares)
+        later = stages[stages.index(name) + 1 :]
         of_comparison = 1 - sum(self.shares.values())
-        reserved = _AT_LEAST * (sum(self.shares[stage] for stage in later) + of_comparison)
-        return min(60 * self.minutes * self.shares[name], self.left - 60 * self.minutes * reserved)
+        of_students = of_comparison + self.shares["students"] * ("students" in later)
+        of_others = sum(self.shares[stage] for stage in later if stage != "students")
+        least = max(_AT_LEAST * 60 * self.minutes * of_students, self.seconds_of_students(name))
+        return _AT_LEAST * 60 * self.minutes * of_others + least
+
+    def seconds_of_students(self, name: str = "packing") -> float:
+        """The seconds that students need after the stage of that name by the first answer: trials
+        and the comparison of the shortest ones. 0 before there is one.
+        """
+        first = next((trial for trial in self.trials if "first_steps" in trial.found), None)
+        if first is None:
+            return 0.0
+        steps = self.fixed.get("inner_steps", _STUDENTS[0][0])
+        training = steps / first.found["first_steps"] * first.training_seconds
+        measuring = first.seconds - first.training_seconds
+        has_trial = name != "students"
+        trainings = (_STUDENTS_NEED - 1 + has_trial) * training
+        measured = (_MEASURED - 1 + has_trial) * measuring
+        return trainings + measured + _OF_FILES * 60 * self.minutes
 
     # -- what is kept ------------------------------------------------------------------------------
 
@@ -529,6 +575,18 @@ class Search:
         training = trainer.args.make_teacher_training()
         return training.step_seconds(trainer.learner, trainer.real_data, self.seed)
 
+    def planned(self, key: str, learner: Mapping[str, Any], seconds: float) -> tuple[int, float]:
+        """The steps of a training of this teacher, and the seconds in which it has to end. A search
+        that is started again has the same ones, however late it is then.
+
+        Args:
+            key: of the training, under which they are kept.
+            seconds: that it has at this start.
+        """
+        plan = {"steps": self.steps_in(learner, seconds), "seconds": seconds}
+        found = self.kept.trial(key, lambda: {"found": plan}, key).found
+        return found["steps"], found["seconds"]
+
     def steps_in(self, learner: Mapping[str, Any], seconds: float) -> int:
         """As many steps of a teacher as fit into these seconds, by the last teacher of this kind, or
         by a few steps that are timed.
@@ -547,21 +605,29 @@ class Search:
             each = of_kind[-1]
         else:
             name = f"a step of the teacher, {words_of(learner)}"
-            each = self.trial(name, make).found["seconds"]
+            each = (1 + _VALIDATION) * self.trial(name, make).found["seconds"]
         most = max(_MOST, _EPOCHS * len(self.splits["train"]) / self._rows_a_step)
         return int(_rounded(max(_FEWEST, min(most, seconds / each))))
 
     def teacher(self, learner: Mapping[str, Any], seconds: float) -> Trial:
-        """A teacher that trains for so long, or until the validation part says stop; it is kept."""
-        steps = self.fixed.get("teacher_steps") or self.steps_in(learner, seconds)
+        """A teacher that trains for so long, or until the validation part says stop; it is kept.
+        Steps that are given are all taken.
+        """
         which = hashlib.sha256(json_text(dict(learner)).encode()).hexdigest()[:8]
-        folder = self.folder / f"teacher-{learner['model_type']}-{which}-{steps}"
+        name = f"teacher-{learner['model_type']}-{which}"
+        number = sum(trial.found.get("learner") == dict(learner) for trial in self.trials)
+        steps = self.fixed.get("teacher_steps")
+        within = math.inf
+        if not steps:
+            steps, within = self.planned(f"steps of {name}, {number}", learner, seconds)
+        folder = self.folder / f"{name}-{steps}"
 
         def make() -> dict[str, Any]:
             began = time.perf_counter()
             trainer = self.trainer(learner, teacher_steps=steps)
             state = self.kept.state(folder.name)
-            training = replace(trainer.args.make_teacher_training(), kept=state)
+            training = trainer.args.make_teacher_training()
+            training = replace(training, kept=state, within=within)
             [teacher] = trainer.labelling.teachers(trainer.real_data, training, self.seed)
             config = self.task.learner_config(learner, self.length)
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
@@ -570,16 +636,18 @@ class Search:
             model.save_pretrained(folder)
             trained = teacher.trained
             taken = max(seconds_of(state), time.perf_counter() - began)
-            has_stopped = trained.steps < 0.9 * steps
-            stopped = ", and not better later" if trained.steps < steps else ""
+            has_stopped = not trained.still_learning or trained.steps < 0.9 * trained.end
+            stopped = ", and not better later" if trained.steps < trained.end else ""
+            cut = f", cut from {steps:,} by the clock" if trained.cuts else ""
             numbers = sum(x.numel() for x in teacher.params.values())
             return {
                 **self.judged(trainer, teacher.learner, teacher.params),
                 "nbytes": int(_PACKINGS[0][2] * numbers / 8),
-                "why": f"best after {trained.steps:,} steps{stopped}",
+                "why": f"best after {trained.steps:,} steps{stopped}{cut}",
                 "found": {
                     "learner": dict(learner),
                     "teacher_steps": steps,
+                    "teacher_cuts": numbers_of_cuts(trained.cuts),
                     "steps": trained.steps,
                     "seconds": round(taken, 2),
                     "step_seconds": taken / trained.all_steps,
@@ -594,10 +662,14 @@ class Search:
 
     def learner_stage(self) -> Trial:
         """The teacher of the architecture that is best after as many seconds as each of them has."""
-        seconds = self.seconds_of_stage("learners") / len(self.learners)
+        of_stage = self.seconds_of_stage("learners")
+        seconds = of_stage / len(self.learners)
+        until = self.spent + (1 + _LATER) * of_stage
         tried: list[Trial] = []
         for learner in self.learners:
             reason = self._left_out(learner, tried)
+            if tried and self.spent + seconds > until:
+                reason = "no time is left for it"
             if reason is not None:
                 self.show(f"{words_of(learner)} is left out: {reason}")
                 continue
@@ -636,18 +708,34 @@ class Search:
 
     def first_answer(self, teacher: Trial) -> Trial:
         """A student of the first teacher, rounded and no more, beside what counting gives: an
-        answer for those who will not wait.
+        answer for those who will not wait. It is trained as the shortest students of trials are, so
+        it tells what they will take.
         """
+        learner = teacher.found["learner"]
 
         def make() -> dict[str, Any]:
-            settings = {"storage": "coded6", "packing_steps": 0, "inner_steps": _FIRST}
-            trainer = self.trainer(teacher.found["learner"], self._model(teacher), **settings)
+            settings = {
+                **self._of_student(_STUDENTS[0], learner, "coded6"),
+                "inner_steps": _FIRST,
+                "storage": "coded6",
+                "packing_steps": 0,
+            }
+            trainer = self.trainer(learner, self._model(teacher), **settings)
             trainer.tune_initialization()
             trainer.model.store_as("coded6")
-            judged = self.judged(trainer, trainer.learner, trainer.students.on_summary(0))
+            began = time.perf_counter()
+            student = trainer.students.on_summary(0)
+            taken = time.perf_counter() - began
+            judged = self.judged(trainer, trainer.learner, student)
             counted = f"{self.counted.method}: {self.counted_figure}"
             why = f"its teacher so far: {teacher.figure}; {counted}"
-            return {**judged, "nbytes": trainer.model.nbytes, "why": why}
+            return {
+                **judged,
+                "nbytes": trainer.model.nbytes,
+                "training_seconds": round(taken, 3),
+                "why": why,
+                "found": {"first_steps": _FIRST},
+            }
 
         return self.trial(f"first answer: a student after {_FIRST} steps", make)
 
@@ -657,39 +745,51 @@ class Search:
         """
         if first.found["stopped"]:
             return first
-        self.teacher(first.found["learner"], self.seconds_of_stage("teacher"))
+        seconds = self.seconds_of_stage("teacher")
+        if seconds <= first.found["seconds"]:
+            self.show(f"no time is left for a longer teacher: {seconds:.0f} s")
+            return first
+        self.teacher(first.found["learner"], seconds)
         teachers = [trial for trial in self.trials if "stopped" in trial.found]
         best = min(trial.error for trial in teachers)
         return next(trial for trial in teachers if trial.error <= best + _EQUAL)
 
     def packing_stage(self, teacher: Trial) -> Trial:
         """The teacher in the fewest bits that lose nothing beside the first that fit."""
-        seconds = self.seconds_of_stage("packing")
-        steps = min(
-            self.steps_in(teacher.found["learner"], seconds), teacher.found["teacher_steps"]
-        )
-        until = self.spent + 1.5 * seconds  # no third one, unless none fits
+        learner = teacher.found["learner"]
+        key = f"steps of packing {teacher.found['folder']}"
+        steps, seconds = self.planned(key, learner, self.seconds_of_stage("packing"))
+        steps = min(steps, teacher.found["teacher_steps"])
+        until = self.spent + (1 + _LATER) * seconds  # no third one, unless none fits
         given = self.fixed.get("storage")
         ways = [way for way in _PACKINGS if given in (None, way[0])]
         if not ways:
             ways = [(given, _PACKINGS[0][1], 0.0)]
         best: Trial | None = None
+        trial: Trial | None = None
         for storage, penalty, bits in ways:
             is_last = storage == ways[-1][0]
             if bits * teacher.found["numbers"] / 8 > _SLACK * self.most and not is_last:
                 continue
-            if best is not None and self.spent > until:
+            has_time = self.left >= seconds + self.seconds_after("packing")
+            if best is not None and (self.spent > until or not has_time):
                 break
+            if trial is not None and not has_time and not is_last:
+                self.show(f"no time is left for {storage}, penalty {penalty}")
+                continue
             settings = self._asked(storage=storage, packing_penalty=penalty, packing_steps=steps)
-            trial = self.packed(teacher, settings)
+            trial = self.packed(teacher, settings, seconds)
             if best is not None and trial.error > best.error + _EQUAL:
                 break
             if trial.nbytes <= self.most or is_last:
                 best = trial
         return best
 
-    def packed(self, teacher: Trial, settings: Mapping[str, Any]) -> Trial:
-        """One way to pack the teacher; the summary is kept."""
+    def packed(self, teacher: Trial, settings: Mapping[str, Any], seconds: float) -> Trial:
+        """One way to pack the teacher, within so many seconds of training, unless its steps are
+        given; the summary is kept.
+        """
+        within = math.inf if "packing_steps" in self.fixed else seconds
         learner = teacher.found["learner"]
         names = ("storage", "packing_penalty", "packing_steps")
         way = "-".join(str(settings[name]) for name in names)
@@ -697,20 +797,26 @@ class Search:
 
         def make() -> dict[str, Any]:
             trainer = self.trainer(learner, self._model(teacher), **settings)
-            trainer.labelling = replace(trainer.labelling, kept=self.kept.state(folder.name))
-            trainer.tune_initialization()
+            training = replace(
+                trainer.args.make_teacher_training(),
+                kept=self.kept.state(folder.name),
+                within=within,
+            )
             farzi = trainer.model
+            _, trained = trainer.labelling.pack(farzi, trainer.real_data, trainer.args, training)
+            cuts = [] if trained is None else numbers_of_cuts(trained.cuts)
             farzi.store_as(settings["storage"])
             params = {name: x.detach() for name, x in farzi.teacher.named_parameters()}
             judged = self.judged(trainer, Learner(farzi.teacher), params)
             farzi.save_pretrained(folder)
             is_too_large = farzi.nbytes > self.most
-            lost = f"error {judged['error'] - teacher.error:+.3f} by packing"
+            cut = ", cut by the clock" if cuts else ""
+            lost = f"error {judged['error'] - teacher.error:+.3f} by packing{cut}"
             return {
                 **judged,
                 "nbytes": farzi.nbytes,
                 "why": f"more than {self.most:,} bytes" if is_too_large else lost,
-                "found": {**settings, "folder": folder.name},
+                "found": {**settings, "packing_cuts": cuts, "folder": folder.name},
             }
 
         name = f"packed, {settings['storage']}, penalty {settings['packing_penalty']}"
@@ -722,23 +828,42 @@ class Search:
         """
         learner = teacher.found["learner"]
         tried: list[Trial] = []
-        for steps, rows, rate, inputs in _STUDENTS:
-            settings = self._asked(
-                inner_steps=steps,
-                synthetic_batch_size=rows * self._wider,
-                inner_learning_rate=_rate(rate * self._wider**0.25, learner),
-                storage=packed.found["storage"],
-                inputs=inputs or self._better_inputs(tried, packed),
-            )
+        left_out: list[str] = []
+        for student in _STUDENTS:
+            settings = self._of_student(student, learner, packed.found["storage"])
+            if settings["inputs"] is None:
+                settings["inputs"] = self._better_inputs(tried, packed)
             if any(trial.found == settings for trial in tried):
                 continue  # the same again
+            if not tried and self.left < self.seconds_of_students():
+                self.show("no time is left for a trial of students")
+                return Trial("student, not tried", found=settings)
             if tried and not self._has_time_for(settings, tried, packed):
+                left_out.append(f"{settings['inner_steps']:,} steps of {settings['inputs']} rows")
                 continue  # rows that are drawn may take less than those that are written
             tried.append(self.student(learner, packed, settings))
             if tried[-1].error <= packed.error + (_CLOSE_RANKS if self.task.ranked else _CLOSE):
                 break
+        if left_out:
+            self.show(f"no time is left for students of {', '.join(left_out)}")
         best = min(trial.error for trial in tried)
         return next(trial for trial in tried if trial.error <= best + _EQUAL)
+
+    def _of_student(
+        self,
+        student: tuple[int, int, float, str | None],
+        learner: Mapping[str, Any],
+        storage: str,
+    ) -> dict[str, Any]:
+        """The settings of a line of `_STUDENTS`, as far as they are not given."""
+        steps, rows, rate, inputs = student
+        return self._asked(
+            inner_steps=steps,
+            synthetic_batch_size=rows * self._wider,
+            inner_learning_rate=_rate(rate * self._wider**0.25, learner),
+            storage=storage,
+            inputs=inputs,
+        )
 
     def _better_inputs(self, tried: Sequence[Trial], packed: Trial) -> str:
         """The inputs of those of the longest students that left less to learn, times their
