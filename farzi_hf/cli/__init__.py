@@ -11,6 +11,7 @@ docs/help_screens.py` writes it anew. That of data of one's own is `front_door.t
 import json
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -70,6 +71,7 @@ def wrapped(screen: str, indent: int = 30) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The program `farzi`."""
+    began = time.perf_counter()
     is_program, argv = argv is None, list(sys.argv[1:] if argv is None else argv)
     name, rest = (argv[0], argv[1:]) if argv else ("--help", [])
     if is_program and {"-h", "--help", "help"} & {name, *rest} and hasattr(signal, "SIGPIPE"):
@@ -103,7 +105,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(wrapped(screen))
         return
 
+    # Imports take seconds, which count among the minutes of a search.
+    more = {"began": began} if name in FRONT else {}
+
     def command() -> None:
-        import_module(f"farzi_hf.cli.{name}").command(rest)
+        import_module(f"farzi_hf.cli.{name}").command(rest, **more)
 
     import_module("farzi_hf.cli.program").run(command, f"farzi {name}")

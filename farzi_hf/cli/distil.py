@@ -473,9 +473,9 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     print(f"In Python: FarziData.from_pretrained({str(folder)!r})")
 
 
-def command(argv: Sequence[str]) -> None:
+def command(argv: Sequence[str], began: float | None = None) -> None:
     """`farzi distil DATA` chooses settings for data of one's own; `farzi distil CONFIG` takes those
-    of a YAML file.
+    of a YAML file. For `began` see `FrontDoor`.
     """
     keep_freed_memory()
     examples = example_configs()
@@ -508,7 +508,7 @@ def command(argv: Sequence[str]) -> None:
                 " data"
             )
         else:
-            of_data(FrontDoor(argv))
+            of_data(FrontDoor(argv, began=began))
 
 
 def of_data(door: FrontDoor) -> None:

@@ -56,6 +56,7 @@ class FrontDoor:
     Args:
         argv: DATA and the options.
         goes_on: whether the search goes on where counting will win; by default `--go_on` says.
+        began: `time.perf_counter()` when the minutes began; by default now.
 
     Attributes:
         options: see `Options`.
@@ -67,8 +68,10 @@ class FrontDoor:
         ValueError: an option or the data cannot be used.
     """
 
-    def __init__(self, argv: Sequence[str], goes_on: bool | None = None) -> None:
-        began = time.perf_counter()
+    def __init__(
+        self, argv: Sequence[str], goes_on: bool | None = None, began: float | None = None
+    ) -> None:
+        began = time.perf_counter() if began is None else began
         parser = HfArgumentParser(Options, allow_abbrev=False)
         self.options, rest = parser.parse_args_into_dataclasses(
             list(argv[1:]), return_remaining_strings=True, look_for_args_file=False

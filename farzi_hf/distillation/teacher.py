@@ -302,7 +302,7 @@ class TeacherTraining:
         given = checked(cls.Settings, settings)
         make = TEACHER_OPTIMIZERS[given.teacher_optimizer]
         optimizer = make(given.teacher_learning_rate, weight_decay=given.teacher_weight_decay)
-        cuts = cuts_of("teacher_cuts", given.teacher_cuts)
+        cuts = cuts_of("teacher_cuts", settings.get("teacher_cuts", ()))
         return cls(optimizer, given.teacher_steps, given.teacher_batch_size, cuts=cuts)
 
     @property

@@ -95,8 +95,9 @@ def test_a_config_a_learner_and_a_leaderboard_come_of_two_splits(text, tmp_path)
     assert names[:2] == ["teacher", "first answer: a student after 2 steps"]
     assert names[-2:] == ["packed", "student"] or names[-3:] == ["packed", "student", "student"]
     assert len({trial.name for trial in config.leaderboard}) == len(config.leaderboard)
-    assert len(lines) == len(config.leaderboard)
-    assert all("left]" in line for line in lines)
+    of_trials = [line for line in lines if "left]" in line]
+    assert len(of_trials) == len(config.leaderboard)
+    assert all("no time is left for" in line for line in set(lines) - set(of_trials))
 
 
 def test_text_and_a_single_split_are_enough(text, tmp_path):
@@ -279,7 +280,8 @@ def test_a_teacher_takes_the_steps_of_its_time_and_no_more_than_the_rows_are_wor
         *text, tmp_path, "run", minutes=1.0, learner=GPT2, fixed=FIXED, show=lambda line: None
     )
     monkeypatch.setattr(Search, "_rows_a_step", len(text[0]["train"]) // 26)
-    monkeypatch.setattr(Search, "trial", lambda *args: Trial("timed", found={"seconds": 0.01}))
+    each = 0.01 / (1 + suggestion._VALIDATION)  # evaluating it takes the rest
+    monkeypatch.setattr(Search, "trial", lambda *args: Trial("timed", found={"seconds": each}))
     assert made.steps_in(GPT2, seconds) == pytest.approx(steps, rel=0.05)
 
 
@@ -364,7 +366,8 @@ def test_wider_learners_are_of_the_better_kind(errors, tried, text, tmp_path):
 @pytest.mark.parametrize(("error", "chosen"), [(0.7, 1), (0.899, 0), (0.95, 0)])
 def test_a_longer_teacher_has_to_be_better(error, chosen, text, tmp_path):
     found = search(text, tmp_path)
-    first = Trial("teacher", 0.9, found={"learner": GPT2, "stopped": False, "number": 0})
+    facts = {"learner": GPT2, "stopped": False, "number": 0, "seconds": 2.0}
+    first = Trial("teacher", 0.9, found=facts)
     found.trials.append(first)
     longer = Trial("teacher", error, found={"learner": GPT2, "stopped": True, "number": 1})
     found.teacher = lambda learner, seconds: found.trials.append(longer)
@@ -399,7 +402,7 @@ def test_a_teacher_has_the_fewest_bits_that_fit_and_lose_nothing(
     found, ways = search(text, tmp_path, most=most), []
     found.steps_in = lambda learner, seconds: 10
 
-    def packed(teacher, settings):
+    def packed(teacher, settings, seconds):
         i = len(ways)
         ways.append(settings)
         found.trials.append(
@@ -410,9 +413,8 @@ def test_a_teacher_has_the_fewest_bits_that_fit_and_lose_nothing(
         return found.trials[-1]
 
     found.packed = packed
-    best = found.packing_stage(
-        Trial("teacher", 0.9, found={"learner": GPT2, "teacher_steps": 10, "numbers": 1000})
-    )
+    facts = {"learner": GPT2, "teacher_steps": 10, "numbers": 1000, "folder": "teacher"}
+    best = found.packing_stage(Trial("teacher", 0.9, found=facts))
     assert (len(ways), best.found["number"]) == (tried, chosen)
     expected = [
         (way, penalty) for way, penalty, bits in _PACKINGS if bits * 1000 / 8 <= 1.15 * most
