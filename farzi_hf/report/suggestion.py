@@ -92,6 +92,10 @@ _TIMED = 10
 """Steps of which the time is taken."""
 _FIRST = 100
 """Steps of the student of the first answer."""
+_OF_FIRST = 0.05
+"""Of the time, for that student. Where that is less than its steps take, it has fewer."""
+_SHORTEST = 10
+"""Steps of a student in any case."""
 _FEWEST = 100
 _MOST = 20_000
 _EPOCHS = 10
@@ -371,20 +375,26 @@ class Search:
         least = max(_AT_LEAST * 60 * self.minutes * of_students, self.seconds_of_students(name))
         return _AT_LEAST * 60 * self.minutes * of_others + least
 
-    def seconds_of_students(self, name: str = "packing") -> float:
-        """The seconds that students need after the stage of that name by the first answer: trials
-        and the comparison of the shortest ones. 0 before there is one.
+    @property
+    def pace(self) -> tuple[float, float]:
+        """Seconds of a step of a student, and of measuring it, by the first answer; 0 before there
+        is one.
         """
         first = next((trial for trial in self.trials if "first_steps" in trial.found), None)
         if first is None:
-            return 0.0
+            return 0.0, 0.0
+        each = first.training_seconds / first.found["first_steps"]
+        return each, first.seconds - first.training_seconds
+
+    def seconds_of_students(self, name: str = "packing") -> float:
+        """The seconds that students need after the stage of that name: trials and the comparison of
+        the shortest ones, by the first answer.
+        """
+        each, measuring = self.pace
         steps = self.fixed.get("inner_steps", _STUDENTS[0][0])
-        training = steps / first.found["first_steps"] * first.training_seconds
-        measuring = first.seconds - first.training_seconds
-        has_trial = name != "students"
-        trainings = (_STUDENTS_NEED - 1 + has_trial) * training
-        measured = (_MEASURED - 1 + has_trial) * measuring
-        return trainings + measured + _OF_FILES * 60 * self.minutes
+        done = name == "students"  # one of each
+        trainings = (_STUDENTS_NEED - done) * steps * each
+        return trainings + (_MEASURED - done) * measuring + _OF_FILES * 60 * self.minutes
 
     # -- what is kept ------------------------------------------------------------------------------
 
@@ -615,12 +625,15 @@ class Search:
         """
         which = hashlib.sha256(json_text(dict(learner)).encode()).hexdigest()[:8]
         name = f"teacher-{learner['model_type']}-{which}"
-        number = sum(trial.found.get("learner") == dict(learner) for trial in self.trials)
+        earlier = [trial for trial in self.trials if trial.found.get("learner") == dict(learner)]
         steps = self.fixed.get("teacher_steps")
         within = math.inf
         if not steps:
-            steps, within = self.planned(f"steps of {name}, {number}", learner, seconds)
-        folder = self.folder / f"{name}-{steps}"
+            steps, within = self.planned(f"steps of {name}, {len(earlier)}", learner, seconds)
+        # One of as many steps that was cut is not this one, which has more time.
+        cut = [trial for trial in earlier if trial.found.get("teacher_cuts")]
+        again = any(trial.found["teacher_steps"] == steps for trial in cut)
+        folder = self.folder / (f"{name}-{steps}-{len(earlier)}" if again else f"{name}-{steps}")
 
         def make() -> dict[str, Any]:
             began = time.perf_counter()
@@ -712,14 +725,13 @@ class Search:
         it tells what they will take.
         """
         learner = teacher.found["learner"]
+        settings = self._of_student(_STUDENTS[0], learner, "coded6")
+        ids = settings["synthetic_batch_size"] * self.length / (self._rows_a_step * self.mean)
+        in_time = _OF_FIRST * 60 * self.minutes / (ids * teacher.found["step_seconds"])
+        steps = min(_FIRST, max(_SHORTEST, int(in_time)))
+        settings |= {"inner_steps": steps, "storage": "coded6", "packing_steps": 0}
 
         def make() -> dict[str, Any]:
-            settings = {
-                **self._of_student(_STUDENTS[0], learner, "coded6"),
-                "inner_steps": _FIRST,
-                "storage": "coded6",
-                "packing_steps": 0,
-            }
             trainer = self.trainer(learner, self._model(teacher), **settings)
             trainer.tune_initialization()
             trainer.model.store_as("coded6")
@@ -734,10 +746,10 @@ class Search:
                 "nbytes": trainer.model.nbytes,
                 "training_seconds": round(taken, 3),
                 "why": why,
-                "found": {"first_steps": _FIRST},
+                "found": {"first_steps": steps},
             }
 
-        return self.trial(f"first answer: a student after {_FIRST} steps", make)
+        return self.trial(f"first answer: a student after {steps} steps", make)
 
     def teacher_stage(self, first: Trial) -> Trial:
         """The chosen teacher after all the time that it may have, unless it has learnt all there
@@ -836,8 +848,7 @@ class Search:
             if any(trial.found == settings for trial in tried):
                 continue  # the same again
             if not tried and self.left < self.seconds_of_students():
-                self.show("no time is left for a trial of students")
-                return Trial("student, not tried", found=settings)
+                return self._not_tried(settings)
             if tried and not self._has_time_for(settings, tried, packed):
                 left_out.append(f"{settings['inner_steps']:,} steps of {settings['inputs']} rows")
                 continue  # rows that are drawn may take less than those that are written
@@ -848,6 +859,20 @@ class Search:
             self.show(f"no time is left for students of {', '.join(left_out)}")
         best = min(trial.error for trial in tried)
         return next(trial for trial in tried if trial.error <= best + _EQUAL)
+
+    def _not_tried(self, settings: dict[str, Any]) -> Trial:
+        """Students of these settings, for whose trial there is no time; of fewer steps where there
+        is no time to compare them either.
+        """
+        each, measuring = self.pace
+        left = self.left - (_MEASURED - 1) * measuring - _OF_FILES * 60 * self.minutes
+        in_time = int(left / (_STUDENTS_NEED - 1) / max(each, 1e-9))
+        steps = min(settings["inner_steps"], max(_SHORTEST, in_time))
+        found = {**settings, **self._asked(inner_steps=steps)}
+        self.show(
+            f"no time is left for a trial of students; they have {found['inner_steps']} steps"
+        )
+        return Trial("student, not tried", found=found)
 
     def _of_student(
         self,
