@@ -104,10 +104,14 @@ _AGAIN = 3.0
 """How many trainings as long as a student's the comparison makes: the student once more, and all
 data for as many seconds, with a few trials.
 """
-_OF_COMPARISON = 0.05
-"""Of the time, for what else the comparison does: measuring, figures, files."""
-_OF_FILES = 0.02
-"""Of the time, for figures and files alone."""
+_FILES = 25.0
+"""Seconds of a processor, for the summary's files, card and figures; recipes/LOG.md has more."""
+_OF_FILES = 0.15
+"""Of the time, for the same at most: what is learnt in a minute is small."""
+_KNOWN = 5.0
+"""Seconds of a processor after which one knows how others share it."""
+_AFTER_ROWS = 0.6
+"""Of these seconds, those after the last row of the comparison."""
 _STUDENTS_NEED = 3
 """Trainings of a student that there is time for in any case: a trial, and in the comparison one on
 the summary and one on all data.
@@ -247,6 +251,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self._check()
+        self._began_at = (time.perf_counter(), time.process_time())
         lengths = flatten_sequences(self.splits["train"])[1]
         self.vocab_size = self.task.learner_config(self.task.learners[0], 8).vocab_size
         self.length = self.fixed.get("sequence_length") or self._long_enough(lengths)
@@ -341,7 +346,7 @@ class Search:
             summary=summary,
             teacher=(self._model(teacher), teacher),
             packed=packed,
-            due=time.perf_counter() + self.left - _OF_FILES * 60 * self.minutes,
+            due=time.perf_counter() + self.left - _AFTER_ROWS * self.seconds_of_files,
             is_tried=student.error is not None,
         )
 
@@ -394,7 +399,17 @@ class Search:
         steps = self.fixed.get("inner_steps", _STUDENTS[0][0])
         done = name == "students"  # one of each
         trainings = (_STUDENTS_NEED - done) * steps * each
-        return trainings + (_MEASURED - done) * measuring + _OF_FILES * 60 * self.minutes
+        return trainings + (_MEASURED - done) * measuring + self.seconds_of_files
+
+    @property
+    def seconds_of_files(self) -> float:
+        """The seconds of files, card and figures, if others share the processor as they have shared
+        it since the search began.
+        """
+        processor = time.process_time() - self._began_at[1]
+        seconds = time.perf_counter() - self._began_at[0]
+        slower = max(1.0, seconds / processor) if processor > _KNOWN else 1.0
+        return slower * min(_FILES, _OF_FILES * 60 * self.minutes)
 
     # -- what is kept ------------------------------------------------------------------------------
 
@@ -865,7 +880,7 @@ class Search:
         is no time to compare them either.
         """
         each, measuring = self.pace
-        left = self.left - (_MEASURED - 1) * measuring - _OF_FILES * 60 * self.minutes
+        left = self.left - (_MEASURED - 1) * measuring - self.seconds_of_files
         in_time = int(left / (_STUDENTS_NEED - 1) / max(each, 1e-9))
         steps = min(settings["inner_steps"], max(_SHORTEST, in_time))
         found = {**settings, **self._asked(inner_steps=steps)}
@@ -913,7 +928,7 @@ class Search:
             rows = settings["inner_steps"] * settings["synthetic_batch_size"]
             seconds += rows * self.seconds_of_row(packed, settings["inputs"])
         measuring = last.seconds - last.training_seconds
-        return (1 + _AGAIN) * seconds + measuring + _OF_COMPARISON * 60 * self.minutes <= self.left
+        return (1 + _AGAIN) * seconds + measuring + self.seconds_of_files <= self.left
 
     def seconds_of_row(self, packed: Trial, inputs: str) -> float:
         """Seconds that it takes to make a row of these inputs."""
