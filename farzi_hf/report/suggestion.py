@@ -104,13 +104,13 @@ _AGAIN = 3.0
 """How many trainings as long as a student's the comparison makes: the student once more, and all
 data for as many seconds, with a few trials.
 """
-_FILES = 25.0
+_FILES = 20.0
 """Seconds of a processor, for the summary's files, card and figures; recipes/LOG.md has more."""
 _OF_FILES = 0.15
 """Of the time, for the same at most: what is learnt in a minute is small."""
 _KNOWN = 5.0
 """Seconds of a processor after which one knows how others share it."""
-_AFTER_ROWS = 0.6
+_AFTER_ROWS = 0.4
 """Of these seconds, those after the last row of the comparison."""
 _STUDENTS_NEED = 3
 """Trainings of a student that there is time for in any case: a trial, and in the comparison one on
@@ -433,6 +433,14 @@ class Search:
         """Trials on the disk."""
         return TrialFolder(self.folder, self.settings, self.show)
 
+    def decided(self, question: str, answer: Any) -> Any:
+        """The answer, which the clock has given; or that of an earlier start, however late the
+        search is now.
+        """
+        return self.kept.trial(question, lambda: {"found": {"answer": answer}}, question).found[
+            "answer"
+        ]
+
     def trial(self, name: str, make: Callable[[], Mapping[str, Any]], key: str = "") -> Trial:
         """The trial of that name: `make()`, or what an earlier start has kept of it under `key`, by
         default the name. A line says what it has found.
@@ -600,17 +608,18 @@ class Search:
         training = trainer.args.make_teacher_training()
         return training.step_seconds(trainer.learner, trainer.real_data, self.seed)
 
-    def planned(self, key: str, learner: Mapping[str, Any], seconds: float) -> tuple[int, float]:
-        """The steps of a training of this teacher, and the seconds in which it has to end. A search
-        that is started again has the same ones, however late it is then.
+    def planned(
+        self, training: str, learner: Mapping[str, Any], seconds: float
+    ) -> tuple[int, float]:
+        """The steps of a training of this teacher, and the seconds in which it has to end.
 
         Args:
-            key: of the training, under which they are kept.
+            training: its name.
             seconds: that it has at this start.
         """
-        plan = {"steps": self.steps_in(learner, seconds), "seconds": seconds}
-        found = self.kept.trial(key, lambda: {"found": plan}, key).found
-        return found["steps"], found["seconds"]
+        steps = self.steps_in(learner, seconds)
+        steps, seconds = self.decided(f"steps and seconds of {training}", [steps, seconds])
+        return steps, seconds
 
     def steps_in(self, learner: Mapping[str, Any], seconds: float) -> int:
         """As many steps of a teacher as fit into these seconds, by the last teacher of this kind, or
@@ -644,7 +653,7 @@ class Search:
         steps = self.fixed.get("teacher_steps")
         within = math.inf
         if not steps:
-            steps, within = self.planned(f"steps of {name}, {len(earlier)}", learner, seconds)
+            steps, within = self.planned(f"{name}, {len(earlier)}", learner, seconds)
         # One of as many steps that was cut is not this one, which has more time.
         cut = [trial for trial in earlier if trial.found.get("teacher_cuts")]
         again = any(trial.found["teacher_steps"] == steps for trial in cut)
@@ -696,7 +705,8 @@ class Search:
         tried: list[Trial] = []
         for learner in self.learners:
             reason = self._left_out(learner, tried)
-            if tried and self.spent + seconds > until:
+            has_time = not tried or self.spent + seconds <= until
+            if reason is None and not self.decided(f"time for a {words_of(learner)}", has_time):
                 reason = "no time is left for it"
             if reason is not None:
                 self.show(f"{words_of(learner)} is left out: {reason}")
@@ -773,7 +783,8 @@ class Search:
         if first.found["stopped"]:
             return first
         seconds = self.seconds_of_stage("teacher")
-        if seconds <= first.found["seconds"]:
+        is_longer = seconds > first.found["seconds"]
+        if not self.decided("time for a longer teacher", is_longer):
             self.show(f"no time is left for a longer teacher: {seconds:.0f} s")
             return first
         self.teacher(first.found["learner"], seconds)
@@ -784,8 +795,8 @@ class Search:
     def packing_stage(self, teacher: Trial) -> Trial:
         """The teacher in the fewest bits that lose nothing beside the first that fit."""
         learner = teacher.found["learner"]
-        key = f"steps of packing {teacher.found['folder']}"
-        steps, seconds = self.planned(key, learner, self.seconds_of_stage("packing"))
+        name = f"packing {teacher.found['folder']}"
+        steps, seconds = self.planned(name, learner, self.seconds_of_stage("packing"))
         steps = min(steps, teacher.found["teacher_steps"])
         until = self.spent + (1 + _LATER) * seconds  # no third one, unless none fits
         given = self.fixed.get("storage")
@@ -799,7 +810,10 @@ class Search:
             if bits * teacher.found["numbers"] / 8 > _SLACK * self.most and not is_last:
                 continue
             has_time = self.left >= seconds + self.seconds_after("packing")
-            if best is not None and (self.spent > until or not has_time):
+            if best is not None:
+                has_time = has_time and self.spent <= until
+            has_time = self.decided(f"time for {name} in {storage}, penalty {penalty}", has_time)
+            if best is not None and not has_time:
                 break
             if trial is not None and not has_time and not is_last:
                 self.show(f"no time is left for {storage}, penalty {penalty}")
@@ -862,9 +876,12 @@ class Search:
                 settings["inputs"] = self._better_inputs(tried, packed)
             if any(trial.found == settings for trial in tried):
                 continue  # the same again
-            if not tried and self.left < self.seconds_of_students():
+            has_time = self._has_time_for(settings, tried, packed)
+            question = f"time for students of {json_text(settings)}, {packed.found['folder']}"
+            has_time = self.decided(question, has_time)
+            if not tried and not has_time:
                 return self._not_tried(settings)
-            if tried and not self._has_time_for(settings, tried, packed):
+            if not has_time:
                 left_out.append(f"{settings['inner_steps']:,} steps of {settings['inputs']} rows")
                 continue  # rows that are drawn may take less than those that are written
             tried.append(self.student(learner, packed, settings))
@@ -883,6 +900,7 @@ class Search:
         left = self.left - (_MEASURED - 1) * measuring - self.seconds_of_files
         in_time = int(left / (_STUDENTS_NEED - 1) / max(each, 1e-9))
         steps = min(settings["inner_steps"], max(_SHORTEST, in_time))
+        steps = self.decided("steps of students that are not tried", steps)
         found = {**settings, **self._asked(inner_steps=steps)}
         self.show(
             f"no time is left for a trial of students; they have {found['inner_steps']} steps"
@@ -920,8 +938,10 @@ class Search:
     ) -> bool:
         """Whether a student of these settings can be tried, and trained again in the comparison.
         Its time is that of the last one in the proportion of its steps, and that of writing rows,
-        if the last one has not written any.
+        if the last one has not written any; that of the first one is known by the first answer.
         """
+        if not tried:
+            return self.left >= self.seconds_of_students()
         last = tried[-1]
         seconds = settings["inner_steps"] / last.found["inner_steps"] * last.training_seconds
         if settings["inputs"] != last.found["inputs"]:

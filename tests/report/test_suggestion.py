@@ -523,7 +523,7 @@ def test_a_longer_student_is_not_tried_where_given_steps_leave_no_time(text, tmp
     )
     teacher, packed = (
         Trial("teacher", found={"learner": GPT2}),
-        Trial("packed", 1.0, found={"storage": "coded6"}),
+        Trial("packed", 1.0, found={"storage": "coded6", "folder": "packed"}),
     )
     seconds = 10.0  # after two of them, 40 s are left: not enough for 1 + 3 more
 
@@ -644,7 +644,7 @@ def test_longer_students_read_what_teaches_more_in_a_second(
     found.seconds_of_row = lambda packed, inputs: 0.0
     found.student_stage(
         Trial("teacher", 1.0, found={"learner": GPT2}),
-        Trial("packed", 1.0, found={"storage": "coded5"}),
+        Trial("packed", 1.0, found={"storage": "coded5", "folder": "packed"}),
     )
     assert read == tried
 
@@ -703,7 +703,7 @@ def test_rows_that_take_long_to_write_are_not_tried(text, tmp_path):
     """A recommender that wrote its rows took twenty minutes of ten: trials did not count that."""
     table = ((4, 10, 0.02, "drawn"), (4, 10, 0.02, "written"))
     for each, tried in ((0.01, ["drawn", "written"]), (1.0, ["drawn"])):
-        found = search(text, tmp_path)
+        found = search(text, tmp_path / str(each))
         read = []
 
         def student(learner, packed, settings, read=read):
@@ -716,7 +716,7 @@ def test_rows_that_take_long_to_write_are_not_tried(text, tmp_path):
             patch.setattr(suggestion, "_STUDENTS", table)
             found.student_stage(
                 Trial("teacher", 1.0, found={"learner": GPT2}),
-                Trial("packed", 1.0, found={"storage": "coded5"}),
+                Trial("packed", 1.0, found={"storage": "coded5", "folder": "packed"}),
             )
         assert read == tried
 
