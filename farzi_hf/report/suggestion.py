@@ -71,6 +71,8 @@ _AT_LEAST = 0.6
 """Of their shares, that later stages have if an earlier one is late."""
 _FLOOR = 0.1
 """Of its share, that a stage has however late it is."""
+_LONGER = 1.5
+"""Times the seconds of the first teacher, that a second one has at least."""
 _LATER = 0.5
 """Of the seconds of a stage with several trials, by which the last one may be late."""
 _EQUAL = 0.01
@@ -437,9 +439,8 @@ class Search:
         """The answer, which the clock has given; or that of an earlier start, however late the
         search is now.
         """
-        return self.kept.trial(question, lambda: {"found": {"answer": answer}}, question).found[
-            "answer"
-        ]
+        trial = self.kept.trial(question, lambda: {"found": {"answer": answer}}, question)
+        return trial.found["answer"]
 
     def trial(self, name: str, make: Callable[[], Mapping[str, Any]], key: str = "") -> Trial:
         """The trial of that name: `make()`, or what an earlier start has kept of it under `key`, by
@@ -783,7 +784,7 @@ class Search:
         if first.found["stopped"]:
             return first
         seconds = self.seconds_of_stage("teacher")
-        is_longer = seconds > first.found["seconds"]
+        is_longer = seconds >= _LONGER * first.found["seconds"]
         if not self.decided("time for a longer teacher", is_longer):
             self.show(f"no time is left for a longer teacher: {seconds:.0f} s")
             return first

@@ -45,7 +45,7 @@ def test_a_row_takes_the_seconds_that_it_is_given(c):
     assert error[0] < error[1]
 
 
-@pytest.mark.parametrize(("allowed", "ways"), [(1.8, 2), (2.4, 3), (1.6, 0)])
+@pytest.mark.parametrize(("allowed", "ways"), [(1.8, 2), (2.1, 3), (1.6, 0)])
 def test_little_time_leaves_few_trials(allowed, ways, c, monkeypatch):
     """A trial takes a third of the seconds, and the row all of them. One trial alone tells nothing,
     so then the first way is taken without one.

@@ -17,7 +17,7 @@ from tiny_recipes import SHORT_SEARCH, small_interactions, small_text
 from farzi_hf import FarziConfig, FarziTrainer, LanguageModeling, Recommendation, suggest
 from farzi_hf.common.files import exclusive
 from farzi_hf.data import tokenize, word_tokenizer
-from farzi_hf.distillation.teacher import TeacherTraining
+from farzi_hf.distillation.teacher import Pace, TeacherTraining
 from farzi_hf.report import suggestion
 from farzi_hf.report.suggestion import _PACKINGS, Search
 from farzi_hf.report.trials import Trial, leaderboard
@@ -38,6 +38,8 @@ def short():
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SHORT_SEARCH.items():
             patch.setattr(suggestion, name, value)
+        # A busy machine would cut trainings; tests/cli/test_minutes.py has the clock.
+        patch.setattr(Pace, "end", lambda pace, progress: progress.end)
         yield
 
 
