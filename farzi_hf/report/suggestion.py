@@ -106,7 +106,7 @@ _AGAIN = 3.0
 """How many trainings as long as a student's the comparison makes: the student once more, and all
 data for as many seconds, with a few trials.
 """
-_FILES = 20.0
+_FILES = 25.0
 """Seconds of a processor, for the summary's files, card and figures; recipes/LOG.md has more."""
 _OF_FILES = 0.15
 """Of the time, for the same at most: what is learnt in a minute is small."""
@@ -805,7 +805,7 @@ class Search:
         if not ways:
             ways = [(given, _PACKINGS[0][1], 0.0)]
         best: Trial | None = None
-        trial: Trial | None = None
+        larger: float | None = None  # bytes of the last one, for each bit of a number in the table
         for storage, penalty, bits in ways:
             is_last = storage == ways[-1][0]
             if bits * teacher.found["numbers"] / 8 > _SLACK * self.most and not is_last:
@@ -816,11 +816,13 @@ class Search:
             has_time = self.decided(f"time for {name} in {storage}, penalty {penalty}", has_time)
             if best is not None and not has_time:
                 break
-            if trial is not None and not has_time and not is_last:
+            will_fit = is_last or larger is None or larger * bits <= self.most
+            if not has_time and not will_fit:
                 self.show(f"no time is left for {storage}, penalty {penalty}")
                 continue
             settings = self._asked(storage=storage, packing_penalty=penalty, packing_steps=steps)
             trial = self.packed(teacher, settings, seconds)
+            larger = trial.nbytes / bits if bits else None
             if best is not None and trial.error > best.error + _EQUAL:
                 break
             if trial.nbytes <= self.most or is_last:
