@@ -82,11 +82,13 @@ clean: ## remove the environment and the caches
 	rm -rf $(VENV) .venv-oldest .venv-newest site .pytest_cache .ruff_cache .hypothesis
 
 # torch goes first: its build (CPU or CUDA) is then settled before anything else asks for it.
+# The last line compiles what is imported: each process of the tests would do so by itself, for ten seconds.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("farzi-hf needs Python 3.10 or newer: make PYTHON=python3.x" if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
 	$(PIP) --editable '.[test]'
+	$(BIN)/python -c 'import matplotlib.pyplot, transformers.trainer, farzi_hf.cli.distil'
 	touch $@
 
 RESOLUTION_oldest := lowest-direct

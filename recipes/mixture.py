@@ -27,7 +27,7 @@ from weigh import small_gpt2
 
 from farzi_hf.attribution import attribute
 from farzi_hf.attribution.choice import Chosen, losses
-from farzi_hf.attribution.choosers import NGramImportance, Task
+from farzi_hf.attribution.choosers import NGramImportance, SelectionProblem
 from farzi_hf.attribution.groups import Groups
 from farzi_hf.attribution.outer_steps import GroupWeights, outer_steps
 from farzi_hf.attribution.smoothness import smoothness
@@ -168,7 +168,7 @@ def mixtures(
     mixture = sorted(state.learnt.mixture.items(), key=lambda item: -item[1])
     shares = ", ".join(f"{source} {share:.2f}" for source, share in mixture[:6])
     print(f"{said}: {shares}; losses {[round(step['loss'], 3) for step in state.history]}")
-    importance = NGramImportance().scores(Task(trainings, target, 1, trainings))
+    importance = NGramImportance().scores(SelectionProblem(trainings, target, 1, trainings))
     of_groups = groups.means(importance[None].double())[0]
     by_ngrams = (of_groups - of_groups.mean()) / of_groups.std()
     is_own = torch.tensor([name in names for name in groups.names])

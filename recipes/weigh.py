@@ -55,7 +55,7 @@ from farzi_hf.attribution.choosers import (
     NGramImportance,
     OuterSteps,
     RandomRows,
-    Task,
+    SelectionProblem,
 )
 from farzi_hf.attribution.smoothness import smoothness
 from farzi_hf.attribution.trainings import Trainings
@@ -370,9 +370,9 @@ class Oracle(Chooser):
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
 
-    def weights(self, task: Task) -> torch.Tensor:
+    def weights(self, problem: SelectionProblem) -> torch.Tensor:
         is_wanted = torch.tensor(self.pool.is_wanted)
-        allowed = is_wanted & (is_wanted.cumsum(0) <= task.keep)
+        allowed = is_wanted & (is_wanted.cumsum(0) <= problem.keep)
         return allowed.float()
 
 
@@ -411,9 +411,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         name: {args.target: rows.dataset()}
         for name, rows in (("target", pool.target), ("dev", pool.dev), ("test", pool.test))
     }
-    task = Task(final, parts["target"], args.keep, smooth, folder)
+    problem = SelectionProblem(final, parts["target"], args.keep, smooth, folder)
     print(
-        f"the training in which weights are learnt: {smoothness(smooth, task.targets)}", flush=True
+        f"the training in which weights are learnt: {smoothness(smooth, problem.targets)}",
+        flush=True,
     )
     rows: list[dict[str, str]] = []
     begin = time.perf_counter()
@@ -439,8 +440,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     ways = [each for each in choosers_of(pool, args) if not args.only or each.name in args.only]
     held_out = (parts["dev"], parts["test"])
     how = {"trainings": args.trainings, "folder": folder, "tell": tell}
-    choose(task, [Oracle(pool)], *held_out, **how)  # no way to choose, but how far one could come
-    found = choose(task, ways, *held_out, **how)
+    choose(
+        problem, [Oracle(pool)], *held_out, **how
+    )  # no way to choose, but how far one could come
+    found = choose(problem, ways, *held_out, **how)
     print(f"\n{markdown(rows)}\n\n{found.verdict}")
 
 

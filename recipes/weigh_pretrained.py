@@ -38,10 +38,11 @@ from farzi_hf.attribution.choosers import (
     GradientCosine,
     NGramImportance,
     Ranked,
-    Task,
+    SelectionProblem,
+    graded,
 )
 from farzi_hf.attribution.outer_steps import RowWeights, bar_of, outer_steps
-from farzi_hf.attribution.smoothness import gradients_of_smoothness, smoothness
+from farzi_hf.attribution.smoothness import cost_of_smoothness, smoothness
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.cli.own_rows import OwnRows
 from farzi_hf.cli.program import keep_freed_memory, run
@@ -55,7 +56,7 @@ _DISTINCT = 0.9
 answer, such as "yes", another row's answer is often right.
 """
 
-Row = dict[str, str]
+Instruction = dict[str, str]
 """A prompt, its completion, and the source."""
 
 
@@ -66,9 +67,9 @@ class LossOfAnswer(Ranked):
     is_cheap = True
 
     @torch.no_grad()
-    def scores(self, task: Task) -> Tensor:
-        replay = task.trainings.replay
-        batches = (replay.batch(replay.loader, [row]) for row in range(task.num_rows))
+    def scores(self, problem: SelectionProblem) -> Tensor:
+        replay = problem.trainings.replay
+        batches = (replay.batch(replay.loader, [row]) for row in range(problem.num_rows))
         losses = [replay.learner.hard_loss(replay.start, batch) for batch in batches]
         return -torch.stack(losses)
 
@@ -84,8 +85,8 @@ def auc(scores: Sequence[float] | Tensor, is_right: Sequence[bool]) -> float:
 
 
 def drawn(
-    pool: Sequence[Row], tokenizer: PreTrainedTokenizerBase, args: Namespace
-) -> tuple[list[Row], list[Row], list[bool]]:
+    pool: Sequence[Instruction], tokenizer: PreTrainedTokenizerBase, args: Namespace
+) -> tuple[list[Instruction], list[Instruction], list[bool]]:
     """The rows to weigh, of which half have a wrong answer; the rows of the target; and which of
     the first are right.
 
@@ -93,7 +94,7 @@ def drawn(
         ValueError: the pool has too few rows that are short and have an answer of their own.
     """
     draw = np.random.default_rng(args.seed)
-    of_source: dict[str, list[Row]] = defaultdict(list)
+    of_source: dict[str, list[Instruction]] = defaultdict(list)
     for row in pool:
         if row["source"].startswith(args.source):
             of_source[row["source"]].append(row)
@@ -124,13 +125,13 @@ def drawn(
     return weighed, chosen[args.rows :], is_right
 
 
-def _fits(row: Row, tokenizer: PreTrainedTokenizerBase, args: Namespace) -> bool:
+def _fits(row: Instruction, tokenizer: PreTrainedTokenizerBase, args: Namespace) -> bool:
     """Whether a row is short enough to be read whole."""
     text = f"{row['prompt']}\n{row['completion']}"
     return len(tokenizer(text)["input_ids"]) + 2 <= args.max_length  # and where it begins and ends
 
 
-def _other(answers: Sequence[str], row: Row, draw: np.random.Generator) -> str:
+def _other(answers: Sequence[str], row: Instruction, draw: np.random.Generator) -> str:
     """One of these answers that is not the row's own."""
     others = [answer for answer in answers if answer != row["completion"]]
     return others[draw.integers(len(others))]
@@ -173,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     own = trainings.replay.optimizer
     gentler = replace(own, lr=args.smooth_learning_rate)
     learning = replace(trainings.with_optimizer(gentler), warm=None if args.cold else trainings)
-    task = Task(trainings, targets, args.rows // 2, learning)
+    problem = SelectionProblem(trainings, targets, args.rows // 2, learning)
     table: list[dict[str, str]] = []
 
     def tell(way: str, scores: Tensor, seconds: float) -> None:
@@ -184,22 +185,32 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     for way in (RIVALS[name] for name in args.rivals):
         start = time.perf_counter()
-        scores = way.scores(task)
+        scores = problem.scores(way)
         tell(way.name, scores, time.perf_counter() - start)
     if args.smoothness:
-        with bar_of(learning, gradients_of_smoothness(learning, targets)) as bar:
+        with bar_of(learning, cost_of_smoothness(learning, targets)) as bar:
             found = smoothness(learning, targets, bar)
         print(f"{found.ratio:.0%} of a predicted change comes true: {found}", flush=True)
+    begins = torch.ones(args.rows)
+    from_prior = ""
+    if args.prior:
+        prior = RIVALS[args.prior]
+        begins = graded(problem.scores(prior), args.rows)
+        from_prior = f" from {prior.name}"
     seconds = 0.0
     for steps in range(1, args.outer_steps + 1):
         start = time.perf_counter()
         state = outer_steps(
-            learning, targets, RowWeights(torch.ones(args.rows)), steps, folder=folder / "weights"
+            learning,
+            targets,
+            RowWeights(begins),
+            steps,
+            folder=folder / f"weights{from_prior.replace(' ', '-')}",
         )
         seconds += time.perf_counter() - start
         loss = state.history[-1]["loss"]
         weights = state.learnt.weights()
-        tell(f"weights after {steps} outer steps (loss {loss:.3f})", weights, seconds)
+        tell(f"weights after {steps} outer steps{from_prior} (loss {loss:.3f})", weights, seconds)
     print(f"\n{markdown(table)}")
 
 
@@ -234,6 +245,9 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     )
     parser.add_argument("--epsilon", type=float, default=1e-2, help="of Adam")
     parser.add_argument("--outer_steps", type=int, default=2)
+    parser.add_argument(
+        "--prior", choices=RIVALS, help="the way whose scores the weights begin with; else all 1"
+    )
     parser.add_argument(
         "--cold", action="store_true", help="learn weights in adapters that begin from nothing"
     )

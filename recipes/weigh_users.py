@@ -45,7 +45,7 @@ from farzi_hf.attribution.choosers import (
     NGramImportance,
     OuterSteps,
     RandomRows,
-    Task,
+    SelectionProblem,
 )
 from farzi_hf.attribution.queries import Targets
 from farzi_hf.attribution.smoothness import smooth_enough
@@ -108,7 +108,7 @@ class Oracle(Chooser):
     def __init__(self, is_real: Sequence[bool]) -> None:
         self.is_real = is_real
 
-    def weights(self, task: Task) -> Tensor:
+    def weights(self, problem: SelectionProblem) -> Tensor:
         return torch.tensor(self.is_real).float()
 
 
@@ -133,9 +133,7 @@ def ways_of(is_real: Sequence[bool], outer_steps: int) -> list[Chooser]:
 def split_rows(args: Namespace, split: int) -> list[dict[str, Any]]:
     """What each way chose, and how good models trained on it are."""
     settings = {"min_interactions": args.min_interactions} if args.min_interactions else {}
-    task_of_data, splits_of, description = Recommendation.load(
-        args.dataset, args.data_dir, **settings
-    )
+    task, splits_of, description = Recommendation.load(args.dataset, args.data_dir, **settings)
     splits = splits_of(split)
     print(f"split {split}: {description}", flush=True)
     draw = np.random.default_rng(split)
@@ -149,7 +147,7 @@ def split_rows(args: Namespace, split: int) -> list[dict[str, Any]]:
     half = len(held_out) // 2
     targets = {"users": Dataset.from_dict({"input_ids": held_out[:half]})}
     dev = {"users": Dataset.from_dict({"input_ids": held_out[half:]})}
-    config = task_of_data.learner_config(json.loads(args.learner), args.max_length)
+    config = task.learner_config(json.loads(args.learner), args.max_length)
 
     def start() -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(
@@ -166,7 +164,7 @@ def split_rows(args: Namespace, split: int) -> list[dict[str, Any]]:
     trainings = Trainings.of(trainer, split)
     smooth, said = smooth_enough(trainings, targets, not args.cold)
     print("\n".join(said), flush=True)
-    task = Task(trainings, targets, len(real), smooth)
+    problem = SelectionProblem(trainings, targets, len(real), smooth)
     test = evaluation_windows(splits["test"], args.max_length)
     held_out_parts = {
         "dev": dev,
@@ -175,13 +173,13 @@ def split_rows(args: Namespace, split: int) -> list[dict[str, Any]]:
     found = []
     for way in ways_of(is_real, args.outer_steps):
         begin = time.perf_counter()
-        weights = way.weights(task)
+        weights = way.weights(problem)
         seconds = time.perf_counter() - begin
         measured = [
             _measured(trainings, weights, number, held_out_parts, test, start(), args)
             for number in range(args.trainings)
         ]
-        task.dev[way.name] = float(np.mean([each["dev"] for each in measured]))
+        problem.note_dev_losses(way.name, [each["dev"] for each in measured])
         bots = sum(w > 0 and not own for w, own in zip(weights.tolist(), is_real, strict=True))
         found.append(
             {
@@ -196,7 +194,7 @@ def split_rows(args: Namespace, split: int) -> list[dict[str, Any]]:
         )
         hits = float(np.mean([each["hr@100"] for each in measured]))
         print(
-            f"{way.name}: {bots} bots, HR@100 {100 * hits:.1f} %, dev {task.dev[way.name]:.3f},"
+            f"{way.name}: {bots} bots, HR@100 {100 * hits:.1f} %, dev {problem.dev_loss(way.name):.3f},"
             f" {seconds:.0f} s",
             flush=True,
         )

@@ -69,14 +69,21 @@ settings.load_profile("farzi")
 
 _LONGEST = (
     "test_readme.py",
-    "test_opened_files.py",
     "test_suggestion.py",
-    "test_front_door.py",
-    "test_chat_template.py",
     "test_weigh.py",
+    "test_carried_teacher.py",
+    "test_attribute.py",
     "test_fake_device.py",
+    "test_own.py",
+    "test_verdict.py",
+    "test_untrusted.py",
+    "test_full_data.py",
+    "test_chat_template.py",
+    "test_run.py",
+    "test_carried.py",
+    "test_licensed_text.py",
 )
-"""Files that take ten seconds and more."""
+"""Files that take seven seconds of a processor and more."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

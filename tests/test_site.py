@@ -54,6 +54,10 @@ def test_the_site_builds_and_names_everything_public(tmp_path):
     ]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
+    scripts = [
+        path.name for path in (tmp_path / "site").rglob("*") if path.suffix in (".py", ".pyc")
+    ]
+    assert scripts == []
     assert set(ROOMS) == {
         path.name for path in (ROOT / "farzi_hf").iterdir() if (path / "__init__.py").exists()
     } - {"cli"} | {"metrics"}

@@ -14,21 +14,16 @@ from datasets import DatasetDict
 
 from farzi_hf.data import TEXTS, Interactions, load_sample_interactions, load_sample_text
 from farzi_hf.metrics import bootstrap_interval
-from farzi_hf.report import full_data
+from farzi_hf.report import full_data, search_trials, suggestion
 from farzi_hf.tasks import items
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 CONFIGS = RECIPES / "configs"
 USERS = 100
-SHORT_SEARCH = {
-    "_FEWEST": 4,
-    "_MOST": 8,
-    "_EPOCHS": 0,
-    "_TIMED": 1,
-    "_FIRST": 2,
-    "_STUDENTS": ((4, 4, 0.02, "drawn"), (6, 8, 0.03, None)),
-}
-"""Values of `report.suggestion` with which a search takes a second."""
+SHORT_TRIALS = {"_FEWEST": 4, "_MOST": 8, "_EPOCHS": 0, "_TIMED": 1, "_FIRST": 2}
+"""Values of `report.search_trials` with which a search takes a second."""
+SHORT_STUDENTS = ((4, 4, 0.02, "drawn"), (6, 8, 0.03, None))
+"""The students of such a search."""
 TINY = (
     "--inputs",
     "soft",
@@ -167,6 +162,13 @@ def leave_out_figures(patch: pytest.MonkeyPatch) -> None:
         "matplotlib.figure.Figure.savefig",
         lambda figure, file, **options: Path(file).write_bytes(b"\x89PNG\r\n\x1a\n"),
     )
+
+
+def search_shortly(patch: pytest.MonkeyPatch, students: tuple = SHORT_STUDENTS) -> None:
+    """Trials of few steps."""
+    for name, value in SHORT_TRIALS.items():
+        patch.setattr(search_trials, name, value)
+    patch.setattr(suggestion, "_STUDENTS", students)
 
 
 def use_small_data(patch: pytest.MonkeyPatch) -> None:

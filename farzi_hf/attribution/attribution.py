@@ -356,10 +356,10 @@ class Attribution:
         if self.groups is not None:
             several = self.group_scores_of_trainings is not None
             table = [
-                {name: str(markdown_text(cell)) for name, cell in row.items()}
+                {str(markdown_text(name)): str(markdown_text(cell)) for name, cell in row.items()}
                 for row in self.table_of_groups()
             ]
-            head = [str(markdown_text(name)) for name in self.table_of_groups()[0]]
+            head = list(table[0])
             lines = [head, ["---"] * len(head), *(list(row.values()) for row in table)]
             page = _PAGE_OF_GROUPS.format(
                 over="trainings" if several else "the rows of a group",
@@ -474,7 +474,7 @@ def attribute(
     scorer = Scorer(replay, queries, weights, adjoint)
     kept = None if resume_dir is None else KeptScores.of(scorer, Path(resume_dir))
     scored = scorer.score(kept)
-    scores = torch.cat([of_group.scores for of_group in scored])
+    scores = torch.cat([part.scores for part in scored])
 
     processing_class = trainer.processing_class
     of_tokens: dict[str, Any] = {}
@@ -489,7 +489,7 @@ def attribute(
         names = _texts(processing_class, [ids for (ids,) in of_queries])
     return Attribution(
         scores=scores,
-        losses=torch.cat([of_group.losses for of_group in scored]),
+        losses=torch.cat([part.losses for part in scored]),
         texts=_texts(processing_class, ids_of_rows),
         queries=names,
         facts={

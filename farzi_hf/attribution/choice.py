@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
-from farzi_hf.attribution.choosers import Chooser, Task
+from farzi_hf.attribution.choosers import Chooser, SelectionProblem
 from farzi_hf.attribution.outer_steps import bar_of, identity_of_steps
 from farzi_hf.attribution.queries import Targets
 from farzi_hf.attribution.scoring import read_kept
@@ -131,7 +131,7 @@ class Choice:
 
 
 def choose(
-    task: Task,
+    problem: SelectionProblem,
     choosers: Sequence[Chooser],
     dev: Mapping[str, Dataset],
     test: Mapping[str, Dataset],
@@ -145,13 +145,13 @@ def choose(
     same start.
 
     Args:
-        task: the pool, the target's rows to choose by, and how many rows stay.
+        problem: the pool, the target's rows to choose by, and how many rows stay.
         choosers: the ways.
         dev: other rows of the targets, by which one way is chosen.
         test: rows of the targets that nothing was chosen by.
         trainings: fresh models for each way.
-        measured_in: the trainings of these models; by default those of the task.
-        folder: keeps what each way has chosen, and how good it is. A later call with the same task
+        measured_in: the trainings of these models; by default those of the problem.
+        folder: keeps what each way has chosen, and how good it is. A later call with the same problem
             and parts goes on from there.
         tell: is called with each way when it is measured.
 
@@ -159,12 +159,12 @@ def choose(
         ValueError: a way cannot choose.
         FloatingPointError: a training diverged.
     """
-    measured_in = measured_in or task.trainings
-    kept = None if folder is None else _Kept(folder, task, (dev, test), trainings)
-    costs = [each.gradients(task) + trainings * task.steps for each in choosers]
+    measured_in = measured_in or problem.trainings
+    kept = None if folder is None else _Kept(folder, problem, (dev, test), trainings)
+    costs = [each.cost(problem) + trainings * problem.steps for each in choosers]
     tried = []
-    with bar_of(task.trainings, sum(costs)) as bar:
-        shown = replace(task, trainings=_told(task.trainings, bar), progress=bar)
+    with bar_of(problem.trainings, sum(costs)) as bar:
+        shown = replace(problem, trainings=_told(problem.trainings, bar), progress=bar)
         for chooser, cost in zip(choosers, costs, strict=True):
             bar.set_postfix_str(chooser.name)
             chosen = None if kept is None else kept.read(chooser)
@@ -179,9 +179,9 @@ def choose(
                 if kept is not None:
                     kept.write(chosen)
             tried.append(chosen)
-            task.dev[chosen.method] = float(np.mean(chosen.dev))
+            problem.note_dev_losses(chosen.method, chosen.dev)
             tell(chosen)
-    return Choice(tried, task.keep)
+    return Choice(tried, problem.keep)
 
 
 def _told(trainings: Trainings, bar: tqdm) -> Trainings:
@@ -194,7 +194,7 @@ class _Kept:
 
     Args:
         folder: of the files, one for each way.
-        task: of the choice.
+        problem: of the choice.
         parts: of the targets, dev and test.
         trainings: fresh models for each way.
     """
@@ -202,17 +202,17 @@ class _Kept:
     def __init__(
         self,
         folder: Path,
-        task: Task,
+        problem: SelectionProblem,
         parts: Sequence[Mapping[str, Dataset]],
         trainings: int,
     ) -> None:
         self.folder = folder
-        self.writes = task.trainings.replay.trainer.is_world_process_zero()
-        digest = hashlib.sha256(repr((task.keep, trainings)).encode())
-        for each in (task.trainings, task.smooth):
-            digest.update(identity_of_steps(each, task.targets).encode())
+        self.writes = problem.trainings.replay.trainer.is_world_process_zero()
+        digest = hashlib.sha256(repr((problem.keep, trainings)).encode())
+        for each in (problem.trainings, problem.smooth):
+            digest.update(identity_of_steps(each, problem.targets).encode())
         for part in parts:
-            for batch in Targets(task.trainings.replay, part).batches():
+            for batch in Targets(problem.trainings.replay, part).batches():
                 digest.update(fingerprint(batch).encode())
         self.identity = digest.hexdigest()
 

@@ -4,6 +4,7 @@ weights that are learnt through whole trainings.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,8 @@ from farzi_hf.attribution.outer_steps import (
     LARGEST,
     GroupWeights,
     RowWeights,
-    gradients_of,
+    cost_of_steps,
+    highest_weights,
     influence_of,
     outer_steps,
 )
@@ -43,7 +45,7 @@ _WARM = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class SelectionProblem:
     """What rows are chosen from, and for what."""
 
     trainings: Trainings
@@ -58,30 +60,15 @@ class Task:
     """For the state of outer steps; None keeps none."""
     progress: tqdm | None = None
     """A bar that counts gradients of steps; None: each way shows its own, if any."""
-    known: dict[str, Tensor] = field(default_factory=dict)
-    """The scores (n,) of ways by their names, because several ways begin with the same ones."""
-    dev: dict[str, float] = field(default_factory=dict)
-    """The loss on the target's dev part of models trained on what a way chose, by the names of the
-    ways that have been measured.
-    """
-
-    def scores(self, way: Ranked) -> Tensor:
-        """(n,): what a way says of the rows. It is asked once."""
-        if way.name in self.known:
-            self.counted(way.gradients(self))
-        else:
-            self.known[way.name] = way.scores(self)
-        return self.known[way.name]
+    _scores: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    """(n,) by the name of a way: several ways begin with the scores of the same one."""
+    _dev_losses: dict[str, float] = field(default_factory=dict, repr=False)
+    """By the name of a way: the mean loss of models that were trained on what it chose."""
 
     @property
     def steps(self) -> int:
         """T, of a training."""
         return self.trainings.replay.steps
-
-    def counted(self, gradients: int = 1) -> None:
-        """Tells the bar of work that was done."""
-        if self.progress is not None:
-            self.progress.update(gradients)
 
     @property
     def num_rows(self) -> int:
@@ -92,6 +79,29 @@ class Task:
     def vocab_size(self) -> int:
         """V."""
         return self.trainings.replay.learner.vocab_size
+
+    def scores(self, way: Ranked) -> Tensor:
+        """(n,): what a way says of the rows. It is asked once."""
+        if way.name in self._scores:
+            self.counted(way.cost(self))
+        else:
+            self._scores[way.name] = way.scores(self)
+        return self._scores[way.name]
+
+    def note_dev_losses(self, way: str, losses: Sequence[float]) -> None:
+        """Notes how good models trained on the rows of a way are on the target's dev part: the loss
+        of each model, in nats per token.
+        """
+        self._dev_losses[way] = float(np.mean(losses))
+
+    def dev_loss(self, way: str) -> float:
+        """The mean of these losses; infinity where the way has not been measured."""
+        return self._dev_losses.get(way, math.inf)
+
+    def counted(self, gradients: int = 1) -> None:
+        """Tells the bar of so many gradients that were taken."""
+        if self.progress is not None:
+            self.progress.update(gradients)
 
     def rows_of_targets(self) -> list[list[int]]:
         """The ids of all rows of the targets."""
@@ -108,10 +118,10 @@ class Chooser(ABC):
     """Whether it takes no training that is differentiated."""
 
     @abstractmethod
-    def weights(self, task: Task) -> Tensor:
+    def weights(self, problem: SelectionProblem) -> Tensor:
         """(n,): the shares of reading; 0 leaves a row out."""
 
-    def gradients(self, task: Task) -> int:
+    def cost(self, problem: SelectionProblem) -> int:
         """What it costs, in gradients of a step; 0 where nothing is trained."""
         return 0
 
@@ -122,8 +132,8 @@ class AllRows(Chooser):
     name = "all rows"
     is_cheap = True
 
-    def weights(self, task: Task) -> Tensor:
-        return torch.ones(task.num_rows)
+    def weights(self, problem: SelectionProblem) -> Tensor:
+        return torch.ones(problem.num_rows)
 
 
 class RandomRows(Chooser):
@@ -132,10 +142,10 @@ class RandomRows(Chooser):
     name = "random rows"
     is_cheap = True
 
-    def weights(self, task: Task) -> Tensor:
-        draw = stream(task.trainings.seed, Purpose.CHOSEN_ROWS, 0)
-        weights = torch.zeros(task.num_rows)
-        weights[draw.permutation(task.num_rows)[: task.keep]] = 1
+    def weights(self, problem: SelectionProblem) -> Tensor:
+        draw = stream(problem.trainings.seed, Purpose.CHOSEN_ROWS, 0)
+        weights = torch.zeros(problem.num_rows)
+        weights[draw.permutation(problem.num_rows)[: problem.keep]] = 1
         return weights
 
 
@@ -143,11 +153,11 @@ class Ranked(Chooser):
     """The rows with the highest scores, each as often as any other."""
 
     @abstractmethod
-    def scores(self, task: Task) -> Tensor:
+    def scores(self, problem: SelectionProblem) -> Tensor:
         """(n,): the higher, the sooner a row is chosen."""
 
-    def weights(self, task: Task) -> Tensor:
-        return highest(task.scores(self), task.keep)
+    def weights(self, problem: SelectionProblem) -> Tensor:
+        return highest(problem.scores(self), problem.keep)
 
 
 def highest(scores: Tensor, keep: int) -> Tensor:
@@ -167,10 +177,10 @@ class NGramImportance(Ranked):
     name = "n-gram importance"
     is_cheap = True
 
-    def scores(self, task: Task) -> Tensor:
-        of_pool = [_ngrams(ids) for ids in task.trainings.ids]
+    def scores(self, problem: SelectionProblem) -> Tensor:
+        of_pool = [_ngrams(ids) for ids in problem.trainings.ids]
         wanted: Counter = Counter()
-        for ids in task.rows_of_targets():
+        for ids in problem.rows_of_targets():
             wanted.update(_ngrams(ids))
         there: Counter = Counter()
         for ngrams in of_pool:
@@ -203,15 +213,15 @@ class CrossEntropyDifference(Ranked):
     name = "cross-entropy difference"
     is_cheap = True
 
-    def scores(self, task: Task) -> Tensor:
-        rows = task.trainings.ids
-        wanted = task.rows_of_targets()
-        of_target = self._model(wanted, task.vocab_size)
-        draw = stream(task.trainings.seed, Purpose.CHOSEN_ROWS, 1)
+    def scores(self, problem: SelectionProblem) -> Tensor:
+        rows = problem.trainings.ids
+        wanted = problem.rows_of_targets()
+        of_target = self._model(wanted, problem.vocab_size)
+        draw = stream(problem.trainings.seed, Purpose.CHOSEN_ROWS, 1)
         halves = np.array_split(draw.permutation(len(rows)), 2)
         scores = torch.zeros(len(rows))
         for half, other in (halves, halves[::-1]):
-            of_pool = self._model([rows[i] for i in other[: len(wanted)]], task.vocab_size)
+            of_pool = self._model([rows[i] for i in other[: len(wanted)]], problem.vocab_size)
             scored = [rows[i] for i in half]
             differences = [
                 float((ours - theirs).mean()) if len(ours) else -np.inf
@@ -239,25 +249,25 @@ class GradientCosine(Ranked):
     name = "gradient cosine"
     is_cheap = True
 
-    def gradients(self, task: Task) -> int:
-        return task.steps + task.num_rows
+    def cost(self, problem: SelectionProblem) -> int:
+        return problem.steps + problem.num_rows
 
-    def scores(self, task: Task) -> Tensor:
-        training = task.trainings.training(torch.ones(task.num_rows), _WARM)
+    def scores(self, problem: SelectionProblem) -> Tensor:
+        training = problem.trainings.training(torch.ones(problem.num_rows), _WARM)
         theta = training.train()
-        queries = Targets(training, task.targets)
+        queries = Targets(training, problem.targets)
         wanted = 0
         for query in range(len(queries)):
             leaves = _leaves(theta)
             wanted = wanted + _flat(queries.loss({**theta, **leaves}, query), leaves)
         wanted = wanted / wanted.norm()
         scores = []
-        for row in range(task.num_rows):
+        for row in range(problem.num_rows):
             leaves = _leaves(theta)
             batch = training.batch(training.loader, [row])
             gradient = _flat(training.learner.hard_loss({**theta, **leaves}, batch), leaves)
             scores.append(float(gradient @ wanted / gradient.norm().clamp(min=1e-30)))
-            task.counted()
+            problem.counted()
         return torch.tensor(scores)
 
 
@@ -282,8 +292,8 @@ class BestOf(Ranked):
     name = "the best cheap way"
     is_cheap = True
 
-    def scores(self, task: Task) -> Tensor:
-        return task.scores(min(self.ways, key=lambda way: task.dev.get(way.name, np.inf)))
+    def scores(self, problem: SelectionProblem) -> Tensor:
+        return problem.scores(min(self.ways, key=lambda way: problem.dev_loss(way.name)))
 
 
 class InfluenceOfOne(Ranked):
@@ -294,12 +304,14 @@ class InfluenceOfOne(Ranked):
     name = "influence in one training"
     is_cheap = False
 
-    def gradients(self, task: Task) -> int:
-        return gradients_of(task.smooth, task.targets, 1)
+    def cost(self, problem: SelectionProblem) -> int:
+        return cost_of_steps(problem.smooth, problem.targets, 1)
 
-    def scores(self, task: Task) -> Tensor:
-        begin = RowWeights(torch.ones(task.num_rows))
-        scored, reads = influence_of(task.smooth, task.targets, begin, 0, progress=task.progress)
+    def scores(self, problem: SelectionProblem) -> Tensor:
+        begin = RowWeights(torch.ones(problem.num_rows))
+        scored, reads = influence_of(
+            problem.smooth, problem.targets, begin, 0, progress=problem.progress
+        )
         scores = scored.scores.mean(0) / reads.clamp(min=1)
         return torch.where(reads > 0, scores, scores[reads > 0].mean())
 
@@ -331,17 +343,17 @@ class CalibratedScores(Ranked):
         times = "once" if self.trainings == 1 else f"{self.trainings} times"
         return f"cheap scores, calibrated by influence {times}"
 
-    def gradients(self, task: Task) -> int:
-        of_cheap = sum(each.gradients(task) for each in self.cheap)
-        return of_cheap + self.trainings * gradients_of(task.smooth, task.targets, 1)
+    def cost(self, problem: SelectionProblem) -> int:
+        of_cheap = sum(each.cost(problem) for each in self.cheap)
+        return of_cheap + self.trainings * cost_of_steps(problem.smooth, problem.targets, 1)
 
-    def scores(self, task: Task) -> Tensor:
-        features = _with_products(torch.stack([_ranks(task.scores(x)) for x in self.cheap]))
-        begin = RowWeights(torch.ones(task.num_rows))
+    def scores(self, problem: SelectionProblem) -> Tensor:
+        features = _with_products(torch.stack([_ranks(problem.scores(x)) for x in self.cheap]))
+        begin = RowWeights(torch.ones(problem.num_rows))
         measured = []
         for number in range(self.trainings):
             scored, reads = influence_of(
-                task.smooth, task.targets, begin, number, progress=task.progress
+                problem.smooth, problem.targets, begin, number, progress=problem.progress
             )
             per_read = scored.scores.mean(0).double() / reads.clamp(min=1)
             measured.append((per_read / per_read[reads > 0].std(), reads.double()))
@@ -409,24 +421,24 @@ class OuterSteps(Chooser):
         prior = "" if self.prior is None else f", from {self.prior.name}"
         return f"{self.steps} outer steps{prior}"
 
-    def gradients(self, task: Task) -> int:
-        of_prior = 0 if self.prior is None else self.prior.gradients(task)
-        return of_prior + gradients_of(task.smooth, task.targets, self.steps)
+    def cost(self, problem: SelectionProblem) -> int:
+        of_prior = 0 if self.prior is None else self.prior.cost(problem)
+        return of_prior + cost_of_steps(problem.smooth, problem.targets, self.steps)
 
-    def weights(self, task: Task) -> Tensor:
-        begin = torch.ones(task.num_rows)
+    def weights(self, problem: SelectionProblem) -> Tensor:
+        begin = torch.ones(problem.num_rows)
         if self.prior is not None:
-            begin = graded(task.scores(self.prior), round(self.room * task.keep))
-        folder = None if task.folder is None else task.folder / self.name.replace(", ", "-")
+            begin = graded(problem.scores(self.prior), round(self.room * problem.keep))
+        folder = None if problem.folder is None else problem.folder / self.name.replace(", ", "-")
         state = outer_steps(
-            task.smooth,
-            task.targets,
+            problem.smooth,
+            problem.targets,
             RowWeights(begin),
             self.steps,
             folder=folder,
-            progress=task.progress,
+            progress=problem.progress,
         )
-        return kept(state.learnt.weights(), state.evidence, task.keep)
+        return highest_weights(state.learnt.weights(), state.evidence, problem.keep)
 
 
 def graded(scores: Tensor, count: int) -> Tensor:
@@ -451,7 +463,7 @@ class EqualShares(Chooser):
     name = "equal shares of groups"
     is_cheap = True
 
-    def weights(self, task: Task) -> Tensor:
+    def weights(self, problem: SelectionProblem) -> Tensor:
         return GroupWeights(torch.zeros(len(self.groups.names)), self.groups).weights()
 
 
@@ -465,8 +477,8 @@ class NGramShares(Chooser):
     name = "shares of groups by n-grams"
     is_cheap = True
 
-    def weights(self, task: Task) -> Tensor:
-        scores = NGramImportance().scores(task).double()
+    def weights(self, problem: SelectionProblem) -> Tensor:
+        scores = NGramImportance().scores(problem).double()
         of_groups = self.groups.means(scores[None])[0]
         relative = (of_groups - of_groups.mean()) / of_groups.std().clamp(min=1e-30)
         numbers = self.groups.sizes.log() + relative.float()
@@ -485,24 +497,18 @@ class MixtureSteps(Chooser):
     def name(self) -> str:
         return f"mixture, {self.steps} outer steps"
 
-    def gradients(self, task: Task) -> int:
-        return gradients_of(task.smooth, task.targets, self.steps)
+    def cost(self, problem: SelectionProblem) -> int:
+        return cost_of_steps(problem.smooth, problem.targets, self.steps)
 
-    def weights(self, task: Task) -> Tensor:
+    def weights(self, problem: SelectionProblem) -> Tensor:
         begin = GroupWeights(self.groups.sizes.float().log(), self.groups)
-        folder = None if task.folder is None else task.folder / "mixture"
+        folder = None if problem.folder is None else problem.folder / "mixture"
         state = outer_steps(
-            task.smooth, task.targets, begin, self.steps, folder=folder, progress=task.progress
+            problem.smooth,
+            problem.targets,
+            begin,
+            self.steps,
+            folder=folder,
+            progress=problem.progress,
         )
         return state.learnt.weights()
-
-
-def kept(weights: Tensor, evidence: Tensor, keep: int) -> Tensor:
-    """(n,): the highest weights, and 0 for the other rows. Of equal weights those with the most
-    evidence stay.
-    """
-    by_evidence = evidence.argsort(descending=True, stable=True)
-    order = by_evidence[weights[by_evidence].argsort(descending=True, stable=True)]
-    chosen = torch.zeros_like(weights)
-    chosen[order[:keep]] = weights[order[:keep]]
-    return chosen

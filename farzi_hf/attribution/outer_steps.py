@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 
 from farzi_hf.attribution.groups import Groups
 from farzi_hf.attribution.queries import Targets
-from farzi_hf.attribution.scoring import GroupScores, Scorer, identity_of, read_kept
+from farzi_hf.attribution.scoring import QueryScores, Scorer, identity_of, read_kept
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.common.tensors import save_tensors
 from farzi_hf.engine import Adjoint
@@ -167,6 +167,17 @@ class Weighing:
         return len(self.history)
 
 
+def highest_weights(weights: Tensor, evidence: Tensor, keep: int) -> Tensor:
+    """(n,): the highest weights, and 0 for the other rows. Of equal weights those with the most
+    evidence stay.
+    """
+    by_evidence = evidence.argsort(descending=True, stable=True)
+    order = by_evidence[weights[by_evidence].argsort(descending=True, stable=True)]
+    chosen = torch.zeros_like(weights)
+    chosen[order[:keep]] = weights[order[:keep]]
+    return chosen
+
+
 def outer_steps(
     trainings: Trainings,
     targets: Mapping[str, Dataset],
@@ -199,7 +210,7 @@ def outer_steps(
     kept = None if folder is None else _Kept(folder, first, begin)
     if kept is not None:
         state = kept.read(state)
-    of_step = gradients_of(trainings, targets, 1, adjoint)
+    of_step = cost_of_steps(trainings, targets, 1, adjoint)
     bar = bar_of(trainings, steps * of_step) if progress is None else progress
     bar.update(min(state.steps, steps) * of_step)
     while state.steps < steps:
@@ -235,7 +246,7 @@ def influence_of(
     *,
     adjoint: Adjoint | None = None,
     progress: tqdm | None = None,
-) -> tuple[GroupScores, Tensor]:
+) -> tuple[QueryScores, Tensor]:
     """The scores (m, n) of the rows for each target in one training, with the losses, and how often
     each row was read, (n,).
 
@@ -246,7 +257,7 @@ def influence_of(
     scorer = _scorer(trainings, targets, learnt, number, adjoint)
     bar = tqdm(disable=True) if progress is None else progress
     bar.update(trainings.warming_steps)
-    return scorer.of_group(range(len(targets)), bar), trainings.reads_of(scorer.replay)
+    return scorer.of_part(range(len(targets)), bar), trainings.reads_of(scorer.replay)
 
 
 def identity_of_steps(trainings: Trainings, targets: Mapping[str, Dataset]) -> str:
@@ -255,13 +266,13 @@ def identity_of_steps(trainings: Trainings, targets: Mapping[str, Dataset]) -> s
     return identity_of(_scorer(trainings, targets, begin, 0, None))
 
 
-def gradients_of(
+def cost_of_steps(
     trainings: Trainings, targets: Mapping[str, Dataset], steps: int, adjoint: Adjoint | None = None
 ) -> int:
     """What outer steps cost, in gradients of a step of training."""
     replay = trainings.replay
     scorer = Scorer(replay, Targets(replay, targets), replay.ones, adjoint)
-    return steps * (trainings.warming_steps + scorer.gradients(range(len(targets))))
+    return steps * (trainings.warming_steps + scorer.cost(range(len(targets))))
 
 
 def _scorer(

@@ -214,6 +214,7 @@ def _gradient(loss: Tensor, parameters: Iterable[Tensor]) -> Tensor:
 
 
 def _refuse(applies: bool, reason: str) -> None:
+    """Raises ValueError, with this reason, if it applies."""
     if applies:
         raise ValueError(f"trainer cannot be replayed: {reason}")
 

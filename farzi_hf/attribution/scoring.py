@@ -1,4 +1,4 @@
-"""The scores of many queries: in groups that fit into memory, each by one training forward and
+"""The scores of many queries: in parts that fit into memory, each by one training forward and
 back, and kept in a folder for a later call.
 """
 
@@ -33,8 +33,8 @@ _SHARE = 1 / 8
 _KEPT_TOGETHER = 8
 
 
-class GroupScores(NamedTuple):
-    """The scores of a group of queries."""
+class QueryScores(NamedTuple):
+    """The scores of some of the queries, which are scored together."""
 
     scores: Tensor
     """(queries, n) or (queries, n, L), on the CPU."""
@@ -52,7 +52,7 @@ class Scorer:
         adjoint: how to differentiate; None chooses.
 
     Attributes:
-        params: θ_T by name, of what trained; empty before a group is scored.
+        params: θ_T by name, of what trained; empty before a part is scored.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Scorer:
         self.adjoint = adjoint
         self.params: Parameters = {}
 
-    def score(self, kept: KeptScores | None = None) -> list[GroupScores]:
+    def score(self, kept: KeptScores | None = None) -> list[QueryScores]:
         """The scores of all queries, in their order.
 
         Args:
@@ -76,22 +76,22 @@ class Scorer:
         if kept is not None:
             at_once = min(at_once, _KEPT_TOGETHER)
         count = len(self.queries)
-        groups = [range(first, min(first + at_once, count)) for first in range(0, count, at_once)]
-        missing = [group for group in groups if kept is None or not kept.has(group)]
+        parts = [range(first, min(first + at_once, count)) for first in range(0, count, at_once)]
+        missing = [part for part in parts if kept is None or not kept.has(part)]
         scored = []
         with tqdm(
             desc="Attribution",
             unit="gradient",
-            total=sum(map(self.gradients, missing)),
+            total=sum(map(self.cost, missing)),
             disable=trainer.args.disable_tqdm or not trainer.is_world_process_zero(),
         ) as progress:
-            for group in groups:
-                if kept is not None and kept.has(group):
-                    scored.append(kept.read(group))
+            for part in parts:
+                if kept is not None and kept.has(part):
+                    scored.append(kept.read(part))
                     continue
-                scores = self.of_group(group, progress)
+                scores = self.of_part(part, progress)
                 if kept is not None:
-                    kept.write(group, scores)
+                    kept.write(part, scores)
                 scored.append(scores)
         return scored
 
@@ -109,29 +109,36 @@ class Scorer:
         of_query = (self.replay.optimizer.fields + 1) * trained + of_weights
         return max(1, int(_SHARE * memory // of_query))
 
-    def gradients(self, group: range) -> int:
-        """What it costs to score a group, in gradients of a step."""
-        return self._forward + self.replay.steps * self._back(group)
+    def cost(self, part: range) -> int:
+        """What it costs to score some queries, in gradients of a step.
+
+        Args:
+            part: their numbers.
+        """
+        return self._forward + self.replay.steps * self._back(part)
 
     @property
     def _forward(self) -> int:
         """A gradient a step; one more if the adjoint is chosen, which takes a gradient."""
         return self.replay.steps + (self.adjoint is None)
 
-    def _back(self, group: range) -> int:
+    def _back(self, part: range) -> int:
         """Of a step: two for a gradient with its graph, and two products for each query."""
-        return 2 * (1 + len(group))
+        return 2 * (1 + len(part))
 
-    def of_group(self, group: range, progress: tqdm) -> GroupScores:
-        """The scores of a group, by one training forward and back. The progress bar counts
-        gradients.
+    def of_part(self, part: range, progress: tqdm) -> QueryScores:
+        """The scores of some queries, by one training forward and back.
+
+        Args:
+            part: their numbers.
+            progress: a bar that counts gradients.
         """
         replay = self.replay
         losses = []
 
         def losses_of_queries(theta: Parameters) -> Iterator[Tensor]:
             self.params = {name: x.detach() for name, x in theta.items() if not is_constant(x)}
-            for query in group:
+            for query in part:
                 loss = self.queries.loss(theta, query)
                 losses.append(loss.detach())
                 yield loss
@@ -141,23 +148,23 @@ class Scorer:
         evaluations = 2 if has_micro_batches else 1
         costs = itertools.chain(
             itertools.repeat(1, self._forward),
-            itertools.repeat(self._back(group) // evaluations),
+            itertools.repeat(self._back(part) // evaluations),
         )
         before = progress.n
         shown = replace(replay, on_gradient=lambda: progress.update(next(costs)))
         with replay.trainer.accelerator.autocast():
             scores = influence(shown, losses_of_queries, weights=self.weights, adjoint=self.adjoint)
         # Graphs that were kept on the way forward need no gradient on the way back.
-        progress.update(before + self.gradients(group) - progress.n)
+        progress.update(before + self.cost(part) - progress.n)
         scores = accelerate.utils.reduce(scores, "sum")  # each process knows what its rows did
-        return GroupScores(scores.cpu().contiguous(), torch.stack(losses).cpu())
+        return QueryScores(scores.cpu().contiguous(), torch.stack(losses).cpu())
 
 
 class KeptScores:
-    """The scores of groups of queries in a folder, for a later call that goes on.
+    """The scores of queries in a folder, for a later call that goes on.
 
     Args:
-        folder: of the files, one for each group.
+        folder: of the files, one for each part.
         identity: of the training and the queries. Files of others are refused.
         writes: whether this one of several processes writes them.
     """
@@ -173,17 +180,17 @@ class KeptScores:
         writes = scorer.replay.trainer.is_world_process_zero()
         return cls(folder, identity_of(scorer), writes)
 
-    def has(self, group: range) -> bool:
-        """Whether there are scores of this group."""
-        return self._file(group).exists()
+    def has(self, part: range) -> bool:
+        """Whether there are scores of these queries."""
+        return self._file(part).exists()
 
-    def read(self, group: range) -> GroupScores:
-        """The scores of a group.
+    def read(self, part: range) -> QueryScores:
+        """The scores of these queries.
 
         Raises:
             ValueError: the file is damaged, or of another training or other queries.
         """
-        file = self._file(group)
+        file = self._file(part)
         tensors, _ = read_kept(
             file,
             self.identity,
@@ -191,15 +198,15 @@ class KeptScores:
             again="these scores are made again",
             others="another training or other queries",
         )
-        return GroupScores(**tensors)
+        return QueryScores(**tensors)
 
-    def write(self, group: range, scores: GroupScores) -> None:
-        """Keeps the scores of a group."""
+    def write(self, part: range, scores: QueryScores) -> None:
+        """Keeps the scores of these queries."""
         if self.writes:
-            save_tensors(self._file(group), scores._asdict(), identity=self.identity)
+            save_tensors(self._file(part), scores._asdict(), identity=self.identity)
 
-    def _file(self, group: range) -> Path:
-        return self.folder / f"queries-{group.start}-{group.stop}.safetensors"
+    def _file(self, part: range) -> Path:
+        return self.folder / f"queries-{part.start}-{part.stop}.safetensors"
 
 
 def read_kept(

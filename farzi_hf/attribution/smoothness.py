@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
-from farzi_hf.attribution.outer_steps import RowWeights, bar_of, gradients_of, influence_of
+from farzi_hf.attribution.outer_steps import RowWeights, bar_of, cost_of_steps, influence_of
 from farzi_hf.attribution.queries import Targets
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.engine import InnerAdam
@@ -54,7 +54,7 @@ def smoothness(
     """Measures it by one influence and two trainings, of one start and order.
 
     Args:
-        progress: a bar that counts gradients, see `gradients_of_smoothness`.
+        progress: a bar that counts gradients, see `cost_of_smoothness`.
     """
     bar = tqdm(disable=True) if progress is None else progress
     begin = RowWeights(torch.ones(trainings.num_rows))
@@ -73,9 +73,9 @@ def smoothness(
     return Smoothness(-2 * float((scores * moved).sum()), real)
 
 
-def gradients_of_smoothness(trainings: Trainings, targets: Mapping[str, Dataset]) -> int:
+def cost_of_smoothness(trainings: Trainings, targets: Mapping[str, Dataset]) -> int:
     """What it costs to measure it, in gradients of a step."""
-    return gradients_of(trainings, targets, 1) + 2 * trainings.replay.steps
+    return cost_of_steps(trainings, targets, 1) + 2 * trainings.replay.steps
 
 
 def smooth_enough(
@@ -98,7 +98,7 @@ def smooth_enough(
     first = trainings.warmed() if warm else trainings
     for each in dict.fromkeys(tried):
         candidate = first.with_optimizer(each)
-        with bar_of(trainings, gradients_of_smoothness(candidate, targets)) as bar:
+        with bar_of(trainings, cost_of_smoothness(candidate, targets)) as bar:
             bar.set_postfix_str("is it smooth?")
             found = smoothness(candidate, targets, bar)
         eps = f", ε {each.eps:g}" if isinstance(each, InnerAdam) else ""

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import Trainer
 
-from farzi_hf.attribution.choosers import kept
 from farzi_hf.attribution.groups import Groups
 from farzi_hf.attribution.outer_steps import (
     GroupWeights,
     Learnt,
     RowWeights,
     Weighing,
+    highest_weights,
     outer_steps,
 )
 from farzi_hf.attribution.smoothness import smooth_enough
@@ -108,7 +108,7 @@ def weigh(
     state = _steps(trainings, targets, begin, outer_steps, adjoint=adjoint, folder=folder)
     return FarziData.from_rows(
         own_rows,
-        kept(state.learnt.weights(), state.evidence, keep),
+        highest_weights(state.learnt.weights(), state.evidence, keep),
         trainer.processing_class,
         vocab_size=trainings.replay.learner.vocab_size,
         sequence_length=max(2, *map(len, trainings.ids)),

@@ -41,8 +41,8 @@ def command(argv: Sequence[str]) -> None:
             check_size(f"--{name}", getattr(args, name), least)
         if args.trainings > 1 and (args.check or args.per_token):
             raise ValueError(
-                f"--trainings {args.trainings} goes without --check and --per_token, which are of one"
-                " training"
+                f"--trainings {args.trainings} cannot be combined with --check or --per_token,"
+                " which need one training"
             )
         output = free_folder(args.output_dir)
         setup = Setup.of(args, rest, [args.data, *args.test])

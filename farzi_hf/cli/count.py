@@ -19,7 +19,7 @@ from farzi_hf.cli import COMMANDS
 from farzi_hf.cli.program import ends_in_one_line
 from farzi_hf.common.checks import check_size
 from farzi_hf.common.files import is_taken
-from farzi_hf.common.text import terminal_text
+from farzi_hf.common.text import count_of, terminal_text
 from farzi_hf.data import load_interactions
 from farzi_hf.data.seeds import check_seed
 from farzi_hf.report.counted import CountedItems, CountedText, Counts, count
@@ -191,10 +191,13 @@ def _recommend(counted: Counts, args: Namespace) -> None:
         found = load_interactions(args.recommend, min_interactions=1, **columns)
         histories = counted.histories_of(found)
     if lost := sum(map(len, found.sequences)) - sum(map(len, histories)):
-        to_stderr(f"{lost:,} interactions are with items that were not counted")
+        rows = count_of(lost, "interaction")
+        to_stderr(f"{rows} with items that were not counted, left out")
     names = counted.names
-    for history, items in zip(
-        histories, counted.model.recommend(histories, args.top_k), strict=True
-    ):
-        last = " | ".join(terminal_text(names[item], 40) for item in history[-_LAST:])
-        print(f"{last} -> {' | '.join(terminal_text(names[item], 40) for item in items)}")
+
+    def shown(items: Sequence[int]) -> str:
+        return " | ".join(terminal_text(names[item], 40) for item in items)
+
+    recommended = counted.model.recommend(histories, args.top_k)
+    for user, history, items in zip(found.user_ids, histories, recommended, strict=True):
+        print(f"{terminal_text(user, 40)}: {shown(history[-_LAST:])} -> {shown(items)}")

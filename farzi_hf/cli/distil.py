@@ -151,14 +151,11 @@ class Distillation:
             if self._stale:
                 print(f"{self.summary_folder} is gone: it is made again", file=sys.stderr)
                 (self.folder / RESULTS).unlink(missing_ok=True)
-            start = (
-                f"going on from {self.checkpoint}"
-                if self.checkpoint
-                else "a new run, no checkpoint to go on from"
-            )
+            start = f"going on from {self.checkpoint}" if self.checkpoint else "a new run"
+            number = self.args.world_size
+            processes = "one process" if number == 1 else f"{number} processes"
             print(
-                f"{self.folder}: {start}; world size {self.args.world_size},"
-                f" {self.args.device.type}",
+                f"{self.folder}: {start}, {processes} on {self.args.device.type}",
                 flush=True,
             )
         return self.trainer

@@ -31,6 +31,12 @@ USAGE = (
     " [--FIELD VALUE …]"
 )
 TRIALS, CONFIG = "trials", "config.yaml"
+_HOW_TO_READ = (
+    "How to read the lines below: a teacher is a small model that trains on your data; packed into"
+    " few bits a number (coded6: at most six), it is the summary. A student is a new model that"
+    " trains on the summary alone, on rows of ids that are drawn by frequency, or that the teacher"
+    " writes. Figures are for the validation part, which is held out;"
+)
 _ALWAYS = ("labels", "inputs", "storage")  # in the config, whatever the defaults are
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3}
 
@@ -122,7 +128,7 @@ class FrontDoor:
         seed, *others = self.data.seeds(self._args.seed)
         if others:
             raise ValueError(
-                f"splits={[seed, *others]}: the trials see one split, so test users of the others;"
+                f"splits={[seed, *others]}: the trials see one split, and in it test users of the others;"
                 " choose with farzi suggest DATA > config.yaml, then farzi distil config.yaml"
                 " --splits …"
             )
@@ -136,6 +142,7 @@ class FrontDoor:
         transformers.utils.logging.disable_progress_bar()  # of files that trials write and read
         to_stderr(self.counted())
         to_stderr(f"{self.data.description}\nTrials and the summary go to {self.folder}")
+        to_stderr(f"{_HOW_TO_READ} {self.data.task.figures}.")
         found = self.search.run()
         if isinstance(found, Suggestion):
             self.settings.learner = found.learner
@@ -149,7 +156,8 @@ class FrontDoor:
         best = self.search.counted
         return (
             f"Counting alone, {best.seconds:.1f} s: {best.method}: {self.search.counted_figure} on"
-            " the validation part. A student has to beat it; farzi count keeps it"
+            " the validation part. A student has to beat this; farzi count DATA --output_dir OUT"
+            " keeps the counted model"
         )
 
     def config(self, found: Suggestion) -> str:
@@ -174,12 +182,12 @@ class FrontDoor:
         """What would be done, in words. Nothing is written."""
         search = self.search
         rows = ", ".join(f"{len(split):,} {name}" for name, split in self.splits.items())
-        learners = ", ".join(words_of(learner) for learner in search.learners)
+        learners = "; ".join(words_of(learner) for learner in search.learners)
         return (
-            f"{self.data.description}\n{rows} rows; {search.vocab_size:,} entries; rows of"
-            f" {search.length} in the summary\nA verdict in {search.minutes:.0f} minutes; a summary"
-            f" of {search.most:,} bytes at most; learners: {learners}\nTrials and the summary would"
-            f" go to {self.folder}"
+            f"{self.data.description}\n{rows} rows; a vocabulary of {search.vocab_size:,} ids;"
+            f" rows of {search.length} ids in the summary\nA verdict in {search.minutes:.0f}"
+            f" minutes; a summary of {search.most:,} bytes at most\nModels to try: {learners}\n"
+            f"Trials and the summary would go to {self.folder}. To start, leave out --dry_run"
         )
 
     def _given_folder(self) -> Path:

@@ -110,7 +110,7 @@ class Answers(Reading):
             begin = text.find(content, begin)
             if begin < 0:
                 raise ValueError(
-                    f"{where}: the tokenizer's template does not write what a message says; name the"
+                    f"{where}: the tokenizer's template does not write the text of a message; name the"
                     " --column, and the whole chat is predicted"
                 )
             end = begin + len(content)
@@ -200,9 +200,7 @@ def histories(found: Interactions, names: list[str], most: int) -> list[list[int
     wrong = [name for name in vocabulary if [count[name] for count in times] != [1, 1]]
     if wrong:
         what = f"{len(wrong)} items of {found.description}, such as {wrong[0]!r}"
-        raise ValueError(
-            f"the model lacks {what}, or several items have one such name; leave them out"
-        )
+        raise ValueError(f"the model lacks {what}, or has several of that name; leave them out")
     return [[places[vocabulary[i]] for i in sequence[-most:]] for sequence in found.sequences]
 
 

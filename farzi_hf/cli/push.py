@@ -1,9 +1,10 @@
 """`farzi push SUMMARY REPO`: uploads a saved summary to the Hub, written anew."""
 
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from farzi_hf.cli.program import ends_in_one_line, summary_at
 from farzi_hf.common.text import terminal_text
@@ -27,6 +28,18 @@ def command(argv: Sequence[str]) -> None:
         "--revision", help="branch to commit to; created if it does not exist (default: main)"
     )
     parser.add_argument(
+        "--licence",
+        metavar="NAME",
+        help="licence of the data, as the Hub names it, such as cc-by-4.0, for the card (default:"
+        " what the summary says)",
+    )
+    parser.add_argument(
+        "--language",
+        metavar="NAME",
+        help="language of the text, as the Hub names it, such as en, for the card (default: what"
+        " the summary says)",
+    )
+    parser.add_argument(
         "--show_rows",
         action="store_true",
         help="card, page and figures show rows of the data, too, where their licence allows it",
@@ -41,19 +54,45 @@ def command(argv: Sequence[str]) -> None:
 
     with ends_in_one_line("farzi push", FileNotFoundError, HTTPError, RuntimeError):
         farzi = FarziData.from_pretrained(summary_at(args.summary))
+        metrics = metrics_with(farzi.results.metrics, args.licence, args.language)
+        given = {"show_rows": args.show_rows, "metrics": metrics}
         if args.dry_run:
-            print(listing(farzi, args.repo, args.show_rows))
+            print(listing(farzi, args.repo, **given))
         else:
-            show_rows = args.show_rows
-            print(farzi.push_to_hub(args.repo, args.private, args.revision, show_rows=show_rows))
+            print(farzi.push_to_hub(args.repo, args.private, args.revision, **given))
 
 
-def listing(farzi: FarziData, repo: str, show_rows: bool) -> str:
-    """The files that would be uploaded, a line each with its bytes."""
+def metrics_with(
+    metrics: Mapping[str, Any], licence: str | None, language: str | None
+) -> dict[str, Any]:
+    """The metrics of a summary with the licence and the language that a user names.
+
+    Raises:
+        ValueError: the summary is of data whose licence this library knows, and it is another one.
+    """
+    known = metrics.get("licence")
+    if licence is not None and licence != known and metrics.get("licence_text"):
+        raise ValueError(
+            f"--licence {licence!r}: the licence of these data is {known!r}; leave --licence out"
+        )
+    named = {"licence": licence, "language": language}
+    return {**metrics, **{name: value for name, value in named.items() if value is not None}}
+
+
+def listing(farzi: FarziData, repo: str, show_rows: bool, metrics: Mapping[str, Any]) -> str:
+    """The files that would be uploaded, a line each with its bytes, and what their publisher should
+    know.
+    """
     with TemporaryDirectory() as folder:
-        farzi.write_published(Path(folder), show_rows)
+        published = farzi.write_published(Path(folder), show_rows, metrics=metrics).metrics
         names = files_to_upload(Path(folder))
         sizes = {name: Path(folder, name).stat().st_size for name in names}
     lines = [f"{size:>12,}  {terminal_text(name)}" for name, size in sizes.items()]
     total = f"{sum(sizes.values()):>12,}  bytes would go to {repo}, as one commit"
-    return "\n".join([*lines, total])
+    licence = published.get("licence")
+    said = "licence on the card: unknown; name that of your data with --licence NAME"
+    if licence:
+        said = f"licence on the card: {terminal_text(licence)}"
+    warning = published.get("memory_warning")
+    warnings = [terminal_text(warning, 1000)] if warning else []
+    return "\n".join([*lines, total, said, *warnings])

@@ -200,10 +200,10 @@ class Left:
         said = replace(found, added=())
         if not same:
             raise ValueError(
-                f"{str(summary)!r} is not as this run has left it ({said}): move it away, and the"
+                f"{str(summary)!r} has changed since this run wrote it ({said}): move it away, and the"
                 " same command makes it again"
             )
-        logger.warning("%s is not as this run has left it: %s.", folder, said)
+        logger.warning("%s has changed since this run wrote it: %s.", folder, said)
         return True
 
 

@@ -82,7 +82,7 @@ def add_group_arguments(parser: ArgumentParser, what: str) -> None:
         "--clusters",
         type=int,
         metavar="N",
-        help="the same for N groups of rows of which the model, as it is, thinks alike",
+        help="the same for N groups of rows with similar hidden states in the model",
     )
 
 

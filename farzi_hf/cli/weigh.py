@@ -28,7 +28,7 @@ from farzi_hf.attribution.choosers import (
     NGramShares,
     OuterSteps,
     RandomRows,
-    Task,
+    SelectionProblem,
 )
 from farzi_hf.attribution.groups import Groups
 from farzi_hf.attribution.smoothness import smooth_enough
@@ -78,7 +78,7 @@ def command(argv: Sequence[str]) -> None:
             say(f"  {line}")
         folder = output.with_name(f".{output.name}-parts")
         found = choose(
-            Task(trainings, target, keep, smooth, folder),
+            SelectionProblem(trainings, target, keep, smooth, folder),
             _ways(args.outer_steps, groups),
             {"target": parts["dev"]},
             {"target": parts["test"]},
@@ -109,25 +109,29 @@ def _parser() -> ArgumentParser:
     )
     add_arguments(parser, "outputs/weighed")
     parser.add_argument(
-        "--target", required=True, help="rows of what is to be predicted well, in the data's form"
+        "--target", required=True, help="rows of what the model should be good at, as DATA"
     )
     parser.add_argument(
         "--target_test",
         metavar="DATA",
-        help="other rows of it, for the table (default: a quarter of --target)",
+        help="other rows of the target, for the table (default: a quarter of --target)",
     )
     parser.add_argument(
-        "--keep", help="rows that stay, a number or a share (default: 10%%; with groups all)"
+        "--keep",
+        help="rows that stay: a number or a share (default: 10%%; all if there are groups)",
     )
     add_group_arguments(parser, "learns a share of reading for each group too, a mixture")
     parser.add_argument(
-        "--outer_steps", type=int, default=8, help="each costs six trainings (default: 8)"
+        "--outer_steps",
+        type=int,
+        default=8,
+        help="outer steps; each costs six trainings (default: 8)",
     )
     parser.add_argument(
         "--trainings",
         type=int,
         default=3,
-        help="fresh models that compare the ways to choose, each (default: 3)",
+        help="fresh models that are trained on the choice of each way, to compare them (default: 3)",
     )
     parser.add_argument(
         "--cold",

@@ -141,7 +141,7 @@ def _serve() -> None:
     template, tokens = json.loads(sys.stdin.buffer.readline())
     for line in sys.stdin.buffer:
         if hasattr(signal, "setitimer"):  # its signal ends the process, also within a C function
-            signal.setitimer(signal.ITIMER_PROF, int(seconds))
+            signal.setitimer(signal.ITIMER_PROF, float(seconds))
         try:
             texts, _ = render_jinja_template([json.loads(line)], chat_template=template, **tokens)
             answer = {"text": texts[0]}

@@ -53,7 +53,7 @@ def columns_of(names: Sequence[str], source: Any, given: Given = NONE) -> Column
     Raises:
         ValueError: one of them is missing, or there twice.
     """
-    plain = {name: _plain(name) for name in names}
+    plain = {name: _plain(name) for name in dict.fromkeys(names)}  # a line of text repeats words
     aliases = {**KNOWN, "item": f"{KNOWN['item']} {LISTS}"}
     chosen: dict[str, list[str]] = {}
     missing: dict[str, str] = {}

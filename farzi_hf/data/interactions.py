@@ -50,6 +50,8 @@ class Interactions:
     """The columns of users, items and times that were read. Empty texts: each row was a user, or
     the order of the rows is that of time.
     """
+    user_ids: list | None = None
+    """The original id of each user; None if the users have none."""
     own_ends: np.ndarray | None = None
     """If the files are train, validation and test, how many items of each user are of train, and of
     train or validation: (users, 2).
@@ -284,6 +286,8 @@ class _NumberedRows:
     """The place of each row's split in `SPLITS`; 0 if there is one."""
     item_ids: list[Any]
     """The different items in their order."""
+    user_ids: list[Any]
+    """The different users in their order."""
 
     def where(self, kept: np.ndarray) -> "_NumberedRows":
         """The rows that a mask keeps."""
@@ -335,6 +339,7 @@ class _NumberedRows:
             sequences=np.split(number[items], starts),
             num_items=int(np.count_nonzero(occurs)),
             item_ids=[self.item_ids[place] for place in np.flatnonzero(occurs)],
+            user_ids=[self.user_ids[place] for place in np.flatnonzero(is_user)],
             own_ends=ends,
         )
 
@@ -350,7 +355,7 @@ def _rows(table: pa.Table, source: Any) -> _NumberedRows:
     users = _ids(_filled(table["user"], user_name, source), user_name, source)
     items = _ids(_filled(table["item"], item_name, source), item_name, source)
     times = _filled(table["timestamp"], time_name, source)
-    user_numbers, _ = _numbered(users)
+    user_numbers, user_ids = _numbered(users)
     item_numbers, item_ids = _numbered(items)
     parts = np.zeros(len(table), np.int8)
     if "part" in table.column_names:
@@ -361,6 +366,7 @@ def _rows(table: pa.Table, source: Any) -> _NumberedRows:
         times=_times(times, time_name, source),
         parts=parts,
         item_ids=item_ids,
+        user_ids=user_ids,
     )
 
 

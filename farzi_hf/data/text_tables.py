@@ -174,7 +174,7 @@ def _numbers(ids: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
         other = first_of.setdefault(number, text)
         if other != text:
             logger.warning(
-                "%s: the %ss %r and %r stay two; write them alike if they are one",
+                "%s: the %ss %r and %r count as two; write them alike if they are the same",
                 path,
                 name,
                 other,

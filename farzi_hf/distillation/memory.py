@@ -129,9 +129,9 @@ def memory_of(
     copied = written.copied(learned, n)
     usual = others.copied(learned, n)
     words = (
-        f"Of the {n}-grams that the teacher writes, {100 * copied:.1f} % stand in the training"
-        f" data; of those of as much held-out data, {100 * usual:.1f} %. The longest run that it"
-        f" copies has {written.longest_copied(learned)} entries; in held-out data,"
+        f"{100 * copied:.1f} % of the {n}-grams that the teacher writes are in the training data; so"
+        f" are {100 * usual:.1f} % of those of held-out data of the same size. The longest run that"
+        f" it copies has {written.longest_copied(learned)} entries; that of the held-out data has"
         f" {others.longest_copied(learned)}. Whether a row was in the training data can be guessed"
         f" from its loss with an AUC of {auc:.2f}; chance is 0.5."
     )
@@ -145,10 +145,10 @@ def memory_of(
     if copied - usual >= HIGH_COPIED:
         reasons.append("it writes parts of them")
     if auc >= HIGH_AUC:
-        reasons.append("its loss tells them from others")
+        reasons.append("its loss tells them from other rows")
     if reasons:
         why = " and ".join(reasons)
-        facts["memory_warning"] = f"The teacher knows rows of its training data: {why}."
+        facts["memory_warning"] = f"The teacher has memorised rows of its training data: {why}."
     return facts
 
 

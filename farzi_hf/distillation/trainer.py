@@ -1,7 +1,8 @@
 """FarziTrainer: a `transformers.Trainer` whose trained model is the summary.
 
-It holds its parts: the `TrainingRun` in its folder, `Students` that measure the summary, the rows, the
-labels' source and the callbacks. Its methods are those of Trainer that differ here.
+It holds its parts: the `FirstSummary` that it begins with, the `TrainingRun` in its folder, `Students`
+that measure the summary, the rows, the labels' source and the callbacks. Its methods are those of
+Trainer that differ here.
 """
 
 import logging
@@ -28,6 +29,7 @@ from farzi_hf.data.seeds import Purpose, derive, seeded
 from farzi_hf.data.sequences import id_bits, stored_sequences
 from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation.config import FarziConfig
+from farzi_hf.distillation.first_summary import FirstSummary
 from farzi_hf.distillation.inner_training import Students
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.memory import memory_of
@@ -42,15 +44,14 @@ from farzi_hf.distillation.run import (
     peak_memory,
     without_prediction_bar,
 )
-from farzi_hf.distillation.teacher import GivenTeachers, Labelling, UntrainedTeachers, linear_head
+from farzi_hf.distillation.teacher import GivenTeachers, Labelling, UntrainedTeachers
 from farzi_hf.engine import ReplayError
-from farzi_hf.summary import FarziData, FarziDataConfig
-from farzi_hf.summary.forms import LABELS, Tensors
+from farzi_hf.summary import FarziData
+from farzi_hf.summary.forms import Tensors
 from farzi_hf.summary.soft_tokens import shifted_cross_entropy
 from farzi_hf.summary.store import hub
 from farzi_hf.summary.store.folder import check_destination
 from farzi_hf.summary.store.tensor_file import fingerprint
-from farzi_hf.summary.teacher import check_made_again, plain_config
 from farzi_hf.tasks import LanguageModeling, Task
 
 logger = logging.getLogger(__name__)
@@ -153,17 +154,17 @@ class FarziTrainer(Trainer):
         self.task = task or LanguageModeling(processing_class)
         self.learner = Learner(learner_init, checkpoint_layers=args.checkpoint_layers)
         self.labelling = Labelling.by(teacher, self.learner)
-        self._check_models(args)
+        first = FirstSummary(args, self.task, self.learner, self.labelling, farzi_data)
+        first.check_models()
         collator = data_collator or self.task.collator
         self._real_rows = RealRows(self.task, self.learner, collator, args.sequence_length)
         self.sequences = (train_dataset, eval_dataset)
         """What was given, before it is cut into rows."""
         train_dataset = self._real_rows.training(train_dataset, args)
-        summary = self._summary(args, farzi_data, train_dataset)
+        summary = first.summary(train_dataset)
         # Teachers complete the start of a new summary, unless somebody changes it before.
-        is_open = farzi_data is None and LABELS[args.labels].by_teachers
-        has_rows = train_dataset is not None
-        self._open_start = summary.fingerprint() if is_open and has_rows else None
+        is_open = first.is_completed_by_teachers and train_dataset is not None
+        self._open_start = summary.fingerprint() if is_open else None
         """The fingerprint of a start that teachers have to complete."""
         of_task = {
             "compute_metrics": self.task.compute_metrics,
@@ -208,61 +209,6 @@ class FarziTrainer(Trainer):
         if not args.disable_tqdm:
             self.remove_callback(DEFAULT_PROGRESS_CALLBACK)
             self.add_callback(without_prediction_bar(DEFAULT_PROGRESS_CALLBACK))
-
-    def _check_models(self, args: FarziConfig) -> None:
-        """Raises ValueError if the teachers are too many for the labels, or the learner cannot read
-        a whole row.
-        """
-        if LABELS[args.labels].carries_teacher and self.labelling.has_several:
-            raise ValueError(
-                "teacher has several models, labels='teacher' has one: give the best, or"
-                " labels='own', their mean"
-            )
-        limit = self.learner.readable(args.sequence_length)
-        if limit < args.sequence_length:
-            raise ValueError(
-                f"sequence_length={args.sequence_length}, the learner reads {limit} positions:"
-                " lower it"
-            )
-
-    def _summary(
-        self, args: FarziConfig, farzi_data: FarziData | None, rows: Dataset | RowStream | None
-    ) -> FarziData:
-        """The summary to train: the one that is given, or a new one at its start."""
-        config = self._summary_config(args, farzi_data)
-        if farzi_data is None:
-            summary = FarziData(config)
-            if LABELS[args.labels].carries_teacher:
-                self._check_teacher(summary)
-        else:
-            farzi_data.config.check_equal(config)
-            summary = farzi_data
-        if self.task.processing_class is not None:  # an error should come before the training
-            summary.adopt_processing_class(self.task.processing_class, "processing_class")
-        if farzi_data is None and rows is not None:
-            start = args.make_start()
-            start(summary, rows, args.seed)
-        return summary
-
-    def _summary_config(self, args: FarziConfig, farzi_data: FarziData | None) -> FarziDataConfig:
-        """The config of the summary that the settings ask for."""
-        label_dim = None
-        if "label_dim" in LABELS[args.labels].fields:  # by default as wide as a teacher's head
-            given = self.labelling.given
-            teacher = self.labelling.kinds[0] if given is None else Learner(given[0])
-            label_dim = linear_head(teacher).width
-        if farzi_data is None:
-            teacher_config = plain_config(self.labelling.model.config)
-        else:
-            teacher_config = farzi_data.config.teacher
-        return args.summary_config(self.learner.vocab_size, label_dim, teacher_config)
-
-    def _check_teacher(self, summary: FarziData) -> None:
-        """Raises ValueError unless the teacher can be made again of the config in the summary."""
-        config = summary.config
-        ids = torch.arange(config.sequence_length)[None] % config.vocab_size
-        remedy = "give a plain one, or labels='own'"
-        check_made_again(self.labelling.model, summary.teacher, ids, "teacher", remedy)
 
     def _begin_steps(self) -> None:
         """Forgets what an earlier training has counted and timed."""
@@ -348,7 +294,7 @@ class FarziTrainer(Trainer):
         if self.model.nbytes > data_bytes:
             logger.warning(
                 "The summary has %s bytes, more than the %s of the ids in train_dataset: keep"
-                " those, or make the teacher narrower, or num_sequences fewer.",
+                " those, make the teacher narrower, or lower num_sequences.",
                 f"{self.model.nbytes:,}",
                 f"{math.floor(data_bytes):,}",
             )

@@ -83,8 +83,8 @@ def unroll(
             It needs torch 2.8 or newer. The first call takes a minute or two longer, then steps are
             faster. `inner_loss` must be traceable as a whole, which `torch.nn.GRU`, `LSTM` and
             `RNN` are not. `Direct` and `GradientGraphs` cannot be compiled. A string is a mode of
-            `torch.compile`, as "reduce-overhead" for CUDA graphs (never run on a real GPU); where
-            it fails, a warning says so. `step` is a tensor then: `x.index_select(0, step.view(1) -
+            `torch.compile`, as "reduce-overhead" for CUDA graphs; where it fails, a warning says
+            so. `step` is a tensor then: `x.index_select(0, step.view(1) -
             1)`.
 
     Returns:

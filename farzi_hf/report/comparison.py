@@ -319,7 +319,7 @@ class Comparison(Students):
         seconds = round((time.perf_counter() - start) / len(students), 2)
         statistics = [self.statistics(student, self.splits["test"]) for student in students]
         found = Measured(method, statistics, nbytes, steps, seconds)
-        print(f"{method}: test {self.task.headline(self.row(found))}", flush=True)
+        print(f"trained on {method}: test {self.task.headline(self.row(found))}", flush=True)
         return found
 
     def trained_on_real(self, method: str, draw: Callable[[int], Dataset], steps: int) -> Measured:

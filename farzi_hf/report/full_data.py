@@ -52,6 +52,7 @@ class RealTraining:
     dropout: bool = False
     """Whether the learner's own dropout is on."""
     weight_decay: float = 0.0
+    """Of the optimizer."""
 
     def __str__(self) -> str:
         parts = [f"{self.optimizer}, rate {self.rate:g} at width 16, {self.tokens} ids a step"]
@@ -82,32 +83,28 @@ WAYS = (
 
 @dataclass(frozen=True)
 class Tried:
-    """A trial of a way to train.
-
-    Attributes:
-        way: the way.
-        error: on the validation part, as `validation_loss` has it.
-        step_seconds: of a step, in this trial.
-        is_compared: whether it was compared with another way.
-    """
+    """A trial of a way to train."""
 
     way: RealTraining
+    """The way."""
     error: float
+    """On the validation part, as `validation_loss` has it; infinity if the training diverged."""
     step_seconds: float
+    """Seconds of a step, in this trial."""
     is_compared: bool = True
+    """Whether it was compared with another way."""
 
 
 @dataclass(frozen=True)
 class FullData:
-    """Trainings of a comparison's learner on all of its data.
-
-    Args:
-        comparison: has the learner, the data and the seeds.
-        ways: that are tried.
+    """Trainings of a comparison's learner on all of its data. `same_seconds` and `long` are the two
+    rows; what comes before them are the trials that choose a way to train.
     """
 
     comparison: Comparison
+    """Has the learner, the data and the seeds."""
     ways: Sequence[RealTraining] = WAYS
+    """That are tried."""
 
     @cached_property
     def data(self) -> RealData:
@@ -142,6 +139,12 @@ class FullData:
     def trained(self, way: RealTraining, seconds: float, step_seconds: float, seed: int) -> Trained:
         """A training that takes about so many seconds: it is cut where its steps take longer.
         Nothing is evaluated meanwhile.
+
+        Args:
+            way: to train.
+            seconds: of the training.
+            step_seconds: of a step, by which the number of steps is known.
+            seed: of the start and the order of the rows.
         """
         steps = max(1, int(seconds / step_seconds))
         training = way.of(self.comparison.learner, self.mean_length, steps)
@@ -153,6 +156,8 @@ class FullData:
         """The way, judged after so many seconds. A training that diverged is the worst.
 
         Args:
+            way: to train.
+            seconds: of the training.
             step_seconds: of a step; None where they are not known yet.
         """
         try:
@@ -190,10 +195,10 @@ class FullData:
             finalists.append(replace(first[0], way=replace(first[0].way, dropout=True)))
         finals: list[Tried] = []
         for tried in finalists:
-            left = ends - time.perf_counter()
-            has_to_be_compared = not finals and len(finalists) > 1
-            # The last of these seconds are those of the row itself.
-            if left < (2 + has_to_be_compared) * seconds:
+            # A first final trial says nothing without a second one; and the row itself takes as long.
+            is_first = not finals and len(finalists) > 1
+            trainings = 3 if is_first else 2
+            if ends - time.perf_counter() < trainings * seconds:
                 break
             finals.append(self.tried(tried.way, seconds, tried.step_seconds))
         return min(finals or first, key=lambda tried: tried.error)
@@ -270,6 +275,13 @@ class FullData:
         return replace(row, steps=steps, way=chosen, still_learning=still_learning)
 
     def _long_training(self, training: TeacherTraining, seed: int, longer: int) -> Trained:
+        """One model, trained until the held-out rows say stop; one that diverged stays at its start.
+
+        Args:
+            training: how.
+            seed: of the start and the order of the rows.
+            longer: how many times its steps it may take while it still learns.
+        """
         own = replace(training, longer=longer, count=1, kept=None)
         try:
             return own.train(self.comparison.learner, replace(self.data, quiet=True), seed)

@@ -27,37 +27,39 @@ takes what is there and goes on.
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from farzi_hf.common.files import exclusive
-from farzi_hf.common.text import as_written, json_text
+from farzi_hf.common.text import as_written, count_of, json_text
 from farzi_hf.data import flatten_sequences, random_sequences
 from farzi_hf.data.coding import stored_bytes
 from farzi_hf.data.streams import described
-from farzi_hf.distillation import FarziConfig, FarziTrainer, Learner
-from farzi_hf.distillation.learner import Parameters
-from farzi_hf.distillation.rows import validation_loss
-from farzi_hf.distillation.teacher import numbers_of_cuts, seconds_of
-from farzi_hf.engine.devices import portions
-from farzi_hf.report.comparison import Comparison, with_ids
+from farzi_hf.distillation import FarziConfig
+from farzi_hf.report.comparison import with_ids
+from farzi_hf.report.search_trials import (
+    PACKINGS,
+    SHORTEST,
+    SearchTrials,
+    numbers_of,
+    rate_for,
+    times_the_rows,
+)
 from farzi_hf.report.trial_folder import TrialFolder
-from farzi_hf.report.trials import CountingWins, Suggestion, Trial, width_of, words_of
+from farzi_hf.report.trials import CountingWins, Suggestion, Trial, words_of
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.forms import LABELS, DrawnInputs, TeacherLabels
+from farzi_hf.summary.forms import LABELS, TeacherLabels
 from farzi_hf.tasks import Task
 from farzi_hf.tasks.counted import CountedRow
 
@@ -87,33 +89,14 @@ _CLOSE = 0.03
 """Of students, the first that is as near to its teacher is taken."""
 _CLOSE_RANKS = 0.05
 """The same of ranks, for 1 % of HR@100."""
-_DIVERGED = 1e9
 _IDS = 100_000
 """Of the validation part; more would tell little more, and take long."""
-_TIMED = 10
-"""Steps of which the time is taken."""
-_FIRST = 100
-"""Steps of the student of the first answer."""
-_OF_FIRST = 0.05
-"""Of the time, for that student. Where that is less than its steps take, it has fewer."""
-_SHORTEST = 10
-"""Steps of a student in any case."""
-_FEWEST = 100
-_MOST = 20_000
-_EPOCHS = 10
-"""Steps of a teacher: at most 20,000, or ten times all rows, whichever is more."""
 _AGAIN = 3.0
 """How many trainings as long as a student's the comparison makes: the student once more, and all
 data for as many seconds, with a few trials.
 """
-_FILES = 25.0
-"""Seconds of a processor, for the summary's files, card and figures; recipes/LOG.md has more."""
-_OF_FILES = 0.15
-"""Of the time, for the same at most: what is learnt in a minute is small."""
-_KNOWN = 5.0
-"""Seconds of a processor after which one knows how others share it."""
 _AFTER_ROWS = 0.4
-"""Of these seconds, those after the last row of the comparison."""
+"""Of the seconds of files, card and figures, those after the last row of the comparison."""
 _STUDENTS_NEED = 3
 """Trainings of a student that there is time for in any case: a trial, and in the comparison one on
 the summary and one on all data.
@@ -121,8 +104,6 @@ the summary and one on all data.
 _MEASURED = 4
 """Models that are measured from the first trial of a student on: it, and three of the comparison.
 """
-_VALIDATION = 1 / 6
-"""Of the time of a teacher's steps, that it takes to evaluate it meanwhile."""
 _STUDENTS = (
     (100, 10, 0.03, "drawn"),
     (100, 10, 0.03, "written"),
@@ -135,18 +116,7 @@ _STUDENTS = (
 `Portions`), rate at a width of 16, inputs. None: those that left less to learn, times their
 seconds, because what is left was about halved by twice the steps (recipes/LOG.md). Cheapest first.
 """
-_PACKINGS = (
-    ("coded6", 0.05, 4.3),
-    ("coded5", 0.15, 3.6),
-    ("coded5", 0.3, 3.1),
-    ("coded4", 0.6, 2.8),
-    ("coded3", 0.6, 2.7),
-    ("coded2", 0.6, 1.5),
-)
-"""Ways to store a teacher, with the penalty on its numbers, and the bits that a number then took
-where it was measured: largest first.
-"""
-_SMALLEST = _PACKINGS[-3][2]
+_SMALLEST = PACKINGS[-3][2]
 """Bits for which the width of a teacher still pays."""
 _SLACK = 1.15
 """How much fewer bits a number may need than was measured."""
@@ -225,8 +195,8 @@ def suggest(
 
 @dataclass
 class Search:
-    """The trials of one data set. Each method is a stage, or a part of a trial. For arguments see
-    `suggest`.
+    """The stages of the search on one data set: which trials are made, and which of them is taken. For
+    arguments see `suggest`.
 
     Args:
         splits: train and validation, and test if there is one.
@@ -249,15 +219,15 @@ class Search:
     show: Callable[[str], None] = to_stderr
     goes_on: bool = False
     began: float = field(default_factory=time.perf_counter)
-    trials: list[Trial] = field(default_factory=list)
+    trials: SearchTrials = field(init=False)
 
     def __post_init__(self) -> None:
         self._check()
-        self._began_at = (time.perf_counter(), time.process_time())
         lengths = flatten_sequences(self.splits["train"])[1]
         self.vocab_size = self.task.learner_config(self.task.learners[0], 8).vocab_size
         self.length = self.fixed.get("sequence_length") or self._long_enough(lengths)
-        self.mean = float(min(lengths.mean(), self.length))
+        mean = float(min(lengths.mean(), self.length))
+        wider = times_the_rows(self.fixed)
         if self.most is None:
             self.most = stored_bytes(self.splits["train"], self.vocab_size).least
         self.most = int(self.most)
@@ -266,13 +236,27 @@ class Search:
         if self.learner is not None:
             self.learners = [dict(self.learner)]
         else:
-            tried = self.task.tried_in(self.minutes * self._wider, self._fits)
+            tried = self.task.tried_in(self.minutes * wider, self._fits)
             self.learners = [dict(learner) for learner in tried]
         self.shares = _SHARES if len(self.learners) > 1 else {**_SHARES, **_ALONE}
         held_out = self.splits["validation"]
-        some = max(20, int(_IDS / self.mean))
+        some = max(20, int(_IDS / mean))
         is_large = len(held_out) > some
-        self.validation = random_sequences(held_out, some, self.seed) if is_large else held_out
+        self.trials = SearchTrials(
+            splits=self.splits,
+            validation=random_sequences(held_out, some, self.seed) if is_large else held_out,
+            task=self.task,
+            length=self.length,
+            mean=mean,
+            wider=wider,
+            most=self.most,
+            minutes=self.minutes,
+            began=self.began,
+            seed=self.seed,
+            fixed=self.fixed,
+            kept=TrialFolder(self.folder, self.settings, self.show),
+            show=self.show,
+        )
 
     def _check(self) -> None:
         for name, value in (("bytes", self.most), ("minutes", self.minutes)):
@@ -308,19 +292,19 @@ class Search:
 
     def _fits(self, learner: Mapping[str, Any]) -> bool:
         """Whether a teacher of this architecture has room in the summary."""
-        return _SMALLEST * self._numbers(learner) / 8 <= self.most
+        return _SMALLEST * numbers_of(self.task, learner, self.length) / 8 <= self.most
 
     def in_folder(self, folder: Path, output_dir: Path) -> Search:
         """The same search, whose trials are kept there and whose choice is for that run."""
         other = copy.copy(self)
-        other.folder = folder
         other.output_dir = str(output_dir)
-        other.trials = []
+        kept = TrialFolder(folder, self.settings, self.show)
+        other.trials = replace(self.trials, kept=kept, made=[])
         return other
 
     def run(self) -> Suggestion | CountingWins:
         """All stages. No other search writes to the folder meanwhile."""
-        with exclusive(self.folder):
+        with exclusive(self.trials.folder):
             return self._stages()
 
     def _stages(self) -> Suggestion | CountingWins:
@@ -337,38 +321,27 @@ class Search:
         of_packing = {name: packed.found[name] for name in names}
         of_teacher = {name: teacher.found[name] for name in ("teacher_steps", "teacher_cuts")}
         chosen = {**of_teacher, **of_packing, **student.found}
-        config = self.config(learner, self.output_dir, **chosen)
-        packed_summary = FarziData.from_pretrained(self.folder / packed.found["folder"])
+        config = self.trials.config(learner, self.output_dir, **chosen)
+        packed_summary = FarziData.from_pretrained(self.trials.folder / packed.found["folder"])
         summary = packed_summary.with_inputs(config.inputs)
         summary.config.inner = config.inner_settings()
         return Suggestion(
             config=config,
             learner=learner,
-            trials=self.trials,
+            trials=self.trials.made,
             summary=summary,
-            teacher=(self._model(teacher), teacher),
+            teacher=(self.trials.model_of(teacher), teacher),
             packed=packed,
-            due=time.perf_counter() + self.left - _AFTER_ROWS * self.seconds_of_files,
+            due=time.perf_counter() + self.trials.left - _AFTER_ROWS * self.trials.seconds_of_files,
             is_tried=student.error is not None,
         )
 
     # -- time --------------------------------------------------------------------------------------
 
-    @property
-    def spent(self) -> float:
-        """Seconds of all trials, of earlier starts too, and of what is between them."""
-        between = time.perf_counter() - self.began - self.kept.seconds_of_trials
-        return sum(trial.seconds for trial in self.trials) + between
-
-    @property
-    def left(self) -> float:
-        """Seconds until the verdict is due."""
-        return max(0.0, 60 * self.minutes - self.spent)
-
     def seconds_of_stage(self, name: str) -> float:
         """The seconds that a stage may take: its share; less if the search is late."""
         share = 60 * self.minutes * self.shares[name]
-        return max(_FLOOR * share, min(share, self.left - self.seconds_after(name)))
+        return max(_FLOOR * share, min(share, self.trials.left - self.seconds_after(name)))
 
     def seconds_after(self, name: str) -> float:
         """The seconds that the stages after this one have at least: a part of their shares, or what
@@ -382,36 +355,15 @@ class Search:
         least = max(_AT_LEAST * 60 * self.minutes * of_students, self.seconds_of_students(name))
         return _AT_LEAST * 60 * self.minutes * of_others + least
 
-    @property
-    def pace(self) -> tuple[float, float]:
-        """Seconds of a step of a student, and of measuring it, by the first answer; 0 before there
-        is one.
-        """
-        first = next((trial for trial in self.trials if "first_steps" in trial.found), None)
-        if first is None:
-            return 0.0, 0.0
-        each = first.training_seconds / first.found["first_steps"]
-        return each, first.seconds - first.training_seconds
-
     def seconds_of_students(self, name: str = "packing") -> float:
         """The seconds that students need after the stage of that name: trials and the comparison of
         the shortest ones, by the first answer.
         """
-        each, measuring = self.pace
+        each, measuring = self.trials.pace
         steps = self.fixed.get("inner_steps", _STUDENTS[0][0])
         done = name == "students"  # one of each
         trainings = (_STUDENTS_NEED - done) * steps * each
-        return trainings + (_MEASURED - done) * measuring + self.seconds_of_files
-
-    @property
-    def seconds_of_files(self) -> float:
-        """The seconds of files, card and figures, if others share the processor as they have shared
-        it since the search began.
-        """
-        processor = time.process_time() - self._began_at[1]
-        seconds = time.perf_counter() - self._began_at[0]
-        slower = max(1.0, seconds / processor) if processor > _KNOWN else 1.0
-        return slower * min(_FILES, _OF_FILES * 60 * self.minutes)
+        return trainings + (_MEASURED - done) * measuring + self.trials.seconds_of_files
 
     # -- what is kept ------------------------------------------------------------------------------
 
@@ -430,31 +382,6 @@ class Search:
             }
         )
 
-    @cached_property
-    def kept(self) -> TrialFolder:
-        """Trials on the disk."""
-        return TrialFolder(self.folder, self.settings, self.show)
-
-    def decided(self, question: str, answer: Any) -> Any:
-        """The answer, which the clock has given; or that of an earlier start, however late the
-        search is now.
-        """
-        trial = self.kept.trial(question, lambda: {"found": {"answer": answer}}, question)
-        return trial.found["answer"]
-
-    def trial(self, name: str, make: Callable[[], Mapping[str, Any]], key: str = "") -> Trial:
-        """The trial of that name: `make()`, or what an earlier start has kept of it under `key`, by
-        default the name. A line says what it has found.
-        """
-        trial = self.kept.trial(name, make, key or name)
-        if trial in self.trials:  # two stages have asked for it
-            return trial
-        self.trials.append(trial)
-        said = "; ".join(part for part in (trial.figure, trial.why) if part)
-        gone = self.spent / 60
-        self.show(f"[{gone:4.1f} min, {self.left / 60:4.1f} left] {name}: {said}")
-        return trial
-
     # -- counting ----------------------------------------------------------------------------------
 
     @cached_property
@@ -465,7 +392,7 @@ class Search:
         rows = self.task.count(
             self.splits["train"],
             self.splits["validation"],
-            self.validation,
+            self.trials.validation,
             self.vocab_size,
             also=[part for name, part in self.splits.items() if name == "test" and len(part)],
         )
@@ -475,6 +402,10 @@ class Search:
     def counted_figure(self) -> str:
         """Its figure, in the words of the task."""
         return self.task.headline(self.task.metrics(self.counted.statistics))
+
+    def _words_of_counting(self) -> str:
+        """What counting gives."""
+        return f"{self.counted.method}: {self.counted_figure}"
 
     def counting_wins(self, teacher: Trial) -> CountingWins | None:
         """Why the search should stop: the teacher will not be as good as counting in its share of
@@ -500,83 +431,9 @@ class Search:
             figure=self.counted_figure,
             seconds=self.counted.seconds,
             of_teacher=f"{words_of(teacher.found['learner'])}: {teacher.figure}",
-            spent=self.spent,
+            spent=self.trials.spent,
             minutes=minutes,
         )
-
-    # -- parts of a trial --------------------------------------------------------------------------
-
-    def config(self, learner: Mapping[str, Any], output_dir: str, **changes: Any) -> FarziConfig:
-        """The settings of a trial, or of the choice. What a trial changes it has asked `_asked`
-        for, unless it measures no choice.
-        """
-        optimizer = self.fixed.get("teacher_optimizer", "adam" if self.task.ranked else "soap")
-        settings = {
-            "labels": TeacherLabels.name,
-            "inputs": DrawnInputs.name,
-            "num_sequences": 64,
-            "sequence_length": self.length,
-            "inner_epsilon": 1e-6,
-            "max_steps": 0,
-            "teacher_optimizer": optimizer,
-            "teacher_learning_rate": _rate({"soap": 0.015}.get(optimizer, 0.01), learner),
-            "seed": self.seed,
-            "teacher_batch_size": self._rows_a_step,
-            "report_to": "none",
-            "eval_students": 1,
-            "disable_tqdm": not sys.stderr.isatty(),
-        }
-        return FarziConfig(output_dir, **{**settings, **self.fixed, **changes})
-
-    def _asked(self, **settings: Any) -> dict[str, Any]:
-        """These settings, with the fixed ones in place."""
-        return {name: self.fixed.get(name, value) for name, value in settings.items()}
-
-    @property
-    def _rows_a_step(self) -> int:
-        """Real rows in a step of a teacher: about 800 ids on a CPU, and no more than a thirtieth of
-        all rows.
-        """
-        rows = self._wider * int(np.clip(800 / self.mean, 16, 128))
-        return max(8, min(rows, len(self.splits["train"]) // 30))
-
-    @cached_property
-    def _wider(self) -> int:
-        """How many times the rows of a CPU's step a step takes."""
-        device = FarziConfig(self.output_dir, use_cpu=self.fixed.get("use_cpu", False)).device
-        return portions(torch.empty(0, device=device)).rows
-
-    def trainer(
-        self,
-        learner: Mapping[str, Any],
-        teacher: Any = None,
-        farzi_data: FarziData | None = None,
-        **changes: Any,
-    ) -> FarziTrainer:
-        """A trainer for one trial."""
-        args = self.config(learner, str(self.folder / "trial"), **changes)
-        return FarziTrainer(
-            learner_init=self.task.learner_config(learner, self.length),
-            args=args,
-            task=self.task,
-            teacher=teacher,
-            farzi_data=farzi_data,
-            train_dataset=self.splits["train"],
-            eval_dataset=self.splits["validation"],
-        )
-
-    def judged(self, trainer: FarziTrainer, learner: Learner, params: Parameters) -> dict[str, Any]:
-        """The loss of a model on the validation part, and its figure in the words of the task."""
-        splits = DatasetDict(
-            train=self.splits["train"], validation=self.validation, test=self.validation
-        )
-        c = Comparison.of_trainer(trainer, splits, num_students=1)
-        statistics = c.statistics(partial(learner.logits, params), self.validation)
-        figure = self.task.headline(self.task.metrics(statistics))
-        rows = self.task.evaluation_rows(self.validation, self.length)
-        data = replace(trainer.real_data, held_out=rows)
-        error = validation_loss(learner, data, len(rows))(params)
-        return {"error": error if math.isfinite(error) else _DIVERGED, "figure": figure}
 
     # -- stages ------------------------------------------------------------------------------------
 
@@ -587,7 +444,7 @@ class Search:
         """
         given = torch.get_num_threads()
         learner = self.learners[0]
-        is_on_cpu = self.config(learner, self.output_dir).device.type == "cpu"
+        is_on_cpu = self.trials.config(learner, self.output_dir).device.type == "cpu"
         if given == 1 or not is_on_cpu:
             return
 
@@ -595,126 +452,37 @@ class Search:
             seconds = {}
             for number in (given, 1):
                 torch.set_num_threads(number)
-                seconds[number] = self._step_seconds(learner)
+                seconds[number] = self.trials.step_seconds(learner)
             best = min(seconds, key=seconds.get)
-            figures = (f"{1000 * each:.0f} ms of {number}" for number, each in seconds.items())
-            return {"figure": f"a step takes {', '.join(figures)}", "found": {"threads": best}}
+            figures = ", ".join(
+                f"{1000 * each:.0f} ms with {count_of(number, 'thread')}"
+                for number, each in seconds.items()
+            )
+            said = f"a training step takes {figures}"
+            return {"figure": said, "why": f"chosen: {best}", "found": {"threads": best}}
 
-        trial = self.trial(f"threads of {given} cores", make)
+        trial = self.trials.trial("threads", make)
         torch.set_num_threads(trial.found["threads"])
-
-    def _step_seconds(self, learner: Mapping[str, Any]) -> float:
-        """Seconds of a step of a teacher, from a few steps that are timed."""
-        trainer = self.trainer(learner, teacher_steps=_TIMED)
-        training = trainer.args.make_teacher_training()
-        return training.step_seconds(trainer.learner, trainer.real_data, self.seed)
-
-    def planned(
-        self, training: str, learner: Mapping[str, Any], seconds: float
-    ) -> tuple[int, float]:
-        """The steps of a training of this teacher, and the seconds in which it has to end.
-
-        Args:
-            training: its name.
-            seconds: that it has at this start.
-        """
-        steps = self.steps_in(learner, seconds)
-        steps, seconds = self.decided(f"steps and seconds of {training}", [steps, seconds])
-        return steps, seconds
-
-    def steps_in(self, learner: Mapping[str, Any], seconds: float) -> int:
-        """As many steps of a teacher as fit into these seconds, by the last teacher of this kind, or
-        by a few steps that are timed.
-        """
-
-        def make() -> dict[str, Any]:
-            each = self._step_seconds(learner)
-            return {"figure": f"{1000 * each:.0f} ms", "found": {"seconds": each}}
-
-        of_kind = [
-            trial.found["step_seconds"]
-            for trial in self.trials
-            if "step_seconds" in trial.found and trial.found["learner"] == dict(learner)
-        ]
-        if of_kind:  # a whole training tells more than a few steps
-            each = of_kind[-1]
-        else:
-            name = f"a step of the teacher, {words_of(learner)}"
-            each = (1 + _VALIDATION) * self.trial(name, make).found["seconds"]
-        most = max(_MOST, _EPOCHS * len(self.splits["train"]) / self._rows_a_step)
-        return int(_rounded(max(_FEWEST, min(most, seconds / each))))
-
-    def teacher(self, learner: Mapping[str, Any], seconds: float) -> Trial:
-        """A teacher that trains for so long, or until the validation part says stop; it is kept.
-        Steps that are given are all taken.
-        """
-        which = hashlib.sha256(json_text(dict(learner)).encode()).hexdigest()[:8]
-        name = f"teacher-{learner['model_type']}-{which}"
-        earlier = [trial for trial in self.trials if trial.found.get("learner") == dict(learner)]
-        steps = self.fixed.get("teacher_steps")
-        within = math.inf
-        if not steps:
-            steps, within = self.planned(f"{name}, {len(earlier)}", learner, seconds)
-        # One of as many steps that was cut is not this one, which has more time.
-        cut = [trial for trial in earlier if trial.found.get("teacher_cuts")]
-        again = any(trial.found["teacher_steps"] == steps for trial in cut)
-        folder = self.folder / (f"{name}-{steps}-{len(earlier)}" if again else f"{name}-{steps}")
-
-        def make() -> dict[str, Any]:
-            began = time.perf_counter()
-            trainer = self.trainer(learner, teacher_steps=steps)
-            state = self.kept.state(folder.name)
-            training = trainer.args.make_teacher_training()
-            training = replace(training, kept=state, within=within)
-            [teacher] = trainer.labelling.teachers(trainer.real_data, training, self.seed)
-            config = self.task.learner_config(learner, self.length)
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-            # Buffers and tied heads are not among the parameters.
-            model.load_state_dict(teacher.params, strict=False)
-            model.save_pretrained(folder)
-            trained = teacher.trained
-            taken = max(seconds_of(state), time.perf_counter() - began)
-            has_stopped = not trained.still_learning or trained.steps < 0.9 * trained.end
-            stopped = ", and not better later" if trained.steps < trained.end else ""
-            cut = f", cut from {steps:,} by the clock" if trained.cuts else ""
-            numbers = sum(x.numel() for x in teacher.params.values())
-            return {
-                **self.judged(trainer, teacher.learner, teacher.params),
-                "nbytes": int(_PACKINGS[0][2] * numbers / 8),
-                "why": f"best after {trained.steps:,} steps{stopped}{cut}",
-                "found": {
-                    "learner": dict(learner),
-                    "teacher_steps": steps,
-                    "teacher_cuts": numbers_of_cuts(trained.cuts),
-                    "steps": trained.steps,
-                    "seconds": round(taken, 2),
-                    "step_seconds": taken / trained.all_steps,
-                    "stopped": has_stopped,
-                    "slope": trained.slope,
-                    "numbers": numbers,
-                    "folder": folder.name,
-                },
-            }
-
-        return self.trial(f"teacher, {words_of(learner)}", make, key=folder.name)
 
     def learner_stage(self) -> Trial:
         """The teacher of the architecture that is best after as many seconds as each of them has."""
         of_stage = self.seconds_of_stage("learners")
         seconds = of_stage / len(self.learners)
-        until = self.spent + (1 + _LATER) * of_stage
+        until = self.trials.spent + (1 + _LATER) * of_stage
         tried: list[Trial] = []
         for learner in self.learners:
             reason = self._left_out(learner, tried)
-            has_time = not tried or self.spent + seconds <= until
-            if reason is None and not self.decided(f"time for a {words_of(learner)}", has_time):
+            has_time = not tried or self.trials.spent + seconds <= until
+            question = f"time for a {words_of(learner)}"
+            if reason is None and not self.trials.decided(question, has_time):
                 reason = "no time is left for it"
             if reason is not None:
-                self.show(f"{words_of(learner)} is left out: {reason}")
+                self.show(f"{words_of(learner)} is not tried: {reason}")
                 continue
-            tried.append(self.teacher(learner, seconds))
+            tried.append(self.trials.teacher(learner, seconds))
             if len(tried) == 1:
-                self.first_answer(tried[0])
+                shortest = self._of_student(_STUDENTS[0], learner, "coded6")
+                self.trials.first_answer(tried[0], shortest, self._words_of_counting)
         best = min(trial.error for trial in tried)
         # What still learns is the better for being wide; of what has learnt all there is, the
         # smallest is enough.
@@ -728,7 +496,7 @@ class Search:
         """Why this architecture is not tried after the others; None if it is."""
         if not tried:
             return None
-        numbers = self._numbers(learner)
+        numbers = numbers_of(self.task, learner, self.length)
         best = min(trial.error for trial in tried)
         of_kind = [
             trial
@@ -738,44 +506,12 @@ class Search:
         if of_kind:
             last = of_kind[-1]
             if last.error > best + _BEHIND and numbers > last.found["numbers"]:
-                return "a smaller one has too few steps in this time already"
+                return "a smaller one of this kind had too few steps in this time already"
             if min(trial.error for trial in of_kind) > best + _EQUAL:
-                return "another kind of model is ahead of smaller ones"
+                return "smaller models of this kind are behind another kind"
         if not self._fits(learner):
-            return f"its {numbers:,} numbers exceed {self.most:,} bytes"
+            return f"its {numbers:,} parameters do not fit into {self.most:,} bytes"
         return None
-
-    def first_answer(self, teacher: Trial) -> Trial:
-        """A student of the first teacher, rounded and no more, beside what counting gives: an
-        answer for those who will not wait. It is trained as the shortest students of trials are, so
-        it tells what they will take.
-        """
-        learner = teacher.found["learner"]
-        settings = self._of_student(_STUDENTS[0], learner, "coded6")
-        ids = settings["synthetic_batch_size"] * self.length / (self._rows_a_step * self.mean)
-        in_time = _OF_FIRST * 60 * self.minutes / (ids * teacher.found["step_seconds"])
-        steps = min(_FIRST, max(_SHORTEST, int(in_time)))
-        settings |= {"inner_steps": steps, "storage": "coded6", "packing_steps": 0}
-
-        def make() -> dict[str, Any]:
-            trainer = self.trainer(learner, self._model(teacher), **settings)
-            trainer.tune_initialization()
-            trainer.model.store_as("coded6")
-            began = time.perf_counter()
-            student = trainer.students.on_summary(0)
-            taken = time.perf_counter() - began
-            judged = self.judged(trainer, trainer.learner, student)
-            counted = f"{self.counted.method}: {self.counted_figure}"
-            why = f"its teacher so far: {teacher.figure}; {counted}"
-            return {
-                **judged,
-                "nbytes": trainer.model.nbytes,
-                "training_seconds": round(taken, 3),
-                "why": why,
-                "found": {"first_steps": steps},
-            }
-
-        return self.trial(f"first answer: a student after {steps} steps", make)
 
     def teacher_stage(self, first: Trial) -> Trial:
         """The chosen teacher after all the time that it may have, unless it has learnt all there
@@ -785,11 +521,11 @@ class Search:
             return first
         seconds = self.seconds_of_stage("teacher")
         is_longer = seconds >= _LONGER * first.found["seconds"]
-        if not self.decided("time for a longer teacher", is_longer):
+        if not self.trials.decided("time for a longer teacher", is_longer):
             self.show(f"no time is left for a longer teacher: {seconds:.0f} s")
             return first
-        self.teacher(first.found["learner"], seconds)
-        teachers = [trial for trial in self.trials if "stopped" in trial.found]
+        self.trials.teacher(first.found["learner"], seconds)
+        teachers = [trial for trial in self.trials.made if "stopped" in trial.found]
         best = min(trial.error for trial in teachers)
         return next(trial for trial in teachers if trial.error <= best + _EQUAL)
 
@@ -797,74 +533,40 @@ class Search:
         """The teacher in the fewest bits that lose nothing beside the first that fit."""
         learner = teacher.found["learner"]
         name = f"packing {teacher.found['folder']}"
-        steps, seconds = self.planned(name, learner, self.seconds_of_stage("packing"))
+        steps, seconds = self.trials.planned(name, learner, self.seconds_of_stage("packing"))
         steps = min(steps, teacher.found["teacher_steps"])
-        until = self.spent + (1 + _LATER) * seconds  # no third one, unless none fits
+        until = self.trials.spent + (1 + _LATER) * seconds  # no third one, unless none fits
         given = self.fixed.get("storage")
-        ways = [way for way in _PACKINGS if given in (None, way[0])]
+        ways = [way for way in PACKINGS if given in (None, way[0])]
         if not ways:
-            ways = [(given, _PACKINGS[0][1], 0.0)]
+            ways = [(given, PACKINGS[0][1], 0.0)]
         best: Trial | None = None
         larger: float | None = None  # bytes of the last one, for each bit of a number in the table
         for storage, penalty, bits in ways:
             is_last = storage == ways[-1][0]
             if bits * teacher.found["numbers"] / 8 > _SLACK * self.most and not is_last:
                 continue
-            has_time = self.left >= seconds + self.seconds_after("packing")
+            has_time = self.trials.left >= seconds + self.seconds_after("packing")
             if best is not None:
-                has_time = has_time and self.spent <= until
-            has_time = self.decided(f"time for {name} in {storage}, penalty {penalty}", has_time)
+                has_time = has_time and self.trials.spent <= until
+            question = f"time for {name} in {storage}, penalty {penalty}"
+            has_time = self.trials.decided(question, has_time)
             if best is not None and not has_time:
                 break
             will_fit = is_last or larger is None or larger * bits <= self.most
             if not has_time and not will_fit:
                 self.show(f"no time is left for {storage}, penalty {penalty}")
                 continue
-            settings = self._asked(storage=storage, packing_penalty=penalty, packing_steps=steps)
-            trial = self.packed(teacher, settings, seconds)
+            settings = self.trials.asked(
+                storage=storage, packing_penalty=penalty, packing_steps=steps
+            )
+            trial = self.trials.packed(teacher, settings, seconds)
             larger = trial.nbytes / bits if bits else None
             if best is not None and trial.error > best.error + _EQUAL:
                 break
             if trial.nbytes <= self.most or is_last:
                 best = trial
         return best
-
-    def packed(self, teacher: Trial, settings: Mapping[str, Any], seconds: float) -> Trial:
-        """One way to pack the teacher, within so many seconds of training, unless its steps are
-        given; the summary is kept.
-        """
-        within = math.inf if "packing_steps" in self.fixed else seconds
-        learner = teacher.found["learner"]
-        names = ("storage", "packing_penalty", "packing_steps")
-        way = "-".join(str(settings[name]) for name in names)
-        folder = self.folder / f"{teacher.found['folder']}-{way}"
-
-        def make() -> dict[str, Any]:
-            trainer = self.trainer(learner, self._model(teacher), **settings)
-            training = replace(
-                trainer.args.make_teacher_training(),
-                kept=self.kept.state(folder.name),
-                within=within,
-            )
-            farzi = trainer.model
-            _, trained = trainer.labelling.pack(farzi, trainer.real_data, trainer.args, training)
-            cuts = [] if trained is None else numbers_of_cuts(trained.cuts)
-            farzi.store_as(settings["storage"])
-            params = {name: x.detach() for name, x in farzi.teacher.named_parameters()}
-            judged = self.judged(trainer, Learner(farzi.teacher), params)
-            farzi.save_pretrained(folder)
-            is_too_large = farzi.nbytes > self.most
-            cut = ", cut by the clock" if cuts else ""
-            lost = f"error {judged['error'] - teacher.error:+.3f} by packing{cut}"
-            return {
-                **judged,
-                "nbytes": farzi.nbytes,
-                "why": f"more than {self.most:,} bytes" if is_too_large else lost,
-                "found": {**settings, "packing_cuts": cuts, "folder": folder.name},
-            }
-
-        name = f"packed, {settings['storage']}, penalty {settings['packing_penalty']}"
-        return self.trial(name, make, key=folder.name)
 
     def student_stage(self, teacher: Trial, packed: Trial) -> Trial:
         """The settings with which a student learns most of the packed teacher: the cheapest that
@@ -881,34 +583,19 @@ class Search:
                 continue  # the same again
             has_time = self._has_time_for(settings, tried, packed)
             question = f"time for students of {json_text(settings)}, {packed.found['folder']}"
-            has_time = self.decided(question, has_time)
+            has_time = self.trials.decided(question, has_time)
             if not tried and not has_time:
                 return self._not_tried(settings)
             if not has_time:
                 left_out.append(f"{settings['inner_steps']:,} steps of {settings['inputs']} rows")
                 continue  # rows that are drawn may take less than those that are written
-            tried.append(self.student(learner, packed, settings))
+            tried.append(self.trials.student(learner, packed, settings))
             if tried[-1].error <= packed.error + (_CLOSE_RANKS if self.task.ranked else _CLOSE):
                 break
         if left_out:
             self.show(f"no time is left for students of {', '.join(left_out)}")
         best = min(trial.error for trial in tried)
         return next(trial for trial in tried if trial.error <= best + _EQUAL)
-
-    def _not_tried(self, settings: dict[str, Any]) -> Trial:
-        """Students of these settings, for whose trial there is no time; of fewer steps where there
-        is no time to compare them either.
-        """
-        each, measuring = self.pace
-        left = self.left - (_MEASURED - 1) * measuring - self.seconds_of_files
-        in_time = int(left / (_STUDENTS_NEED - 1) / max(each, 1e-9))
-        steps = min(settings["inner_steps"], max(_SHORTEST, in_time))
-        steps = self.decided("steps of students that are not tried", steps)
-        found = {**settings, **self._asked(inner_steps=steps)}
-        self.show(
-            f"no time is left for a trial of students; they have {found['inner_steps']} steps"
-        )
-        return Trial("student, not tried", found=found)
 
     def _of_student(
         self,
@@ -918,13 +605,28 @@ class Search:
     ) -> dict[str, Any]:
         """The settings of a line of `_STUDENTS`, as far as they are not given."""
         steps, rows, rate, inputs = student
-        return self._asked(
+        return self.trials.asked(
             inner_steps=steps,
-            synthetic_batch_size=rows * self._wider,
-            inner_learning_rate=_rate(rate * self._wider**0.25, learner),
+            synthetic_batch_size=rows * self.trials.wider,
+            inner_learning_rate=rate_for(learner, rate * self.trials.wider**0.25),
             storage=storage,
             inputs=inputs,
         )
+
+    def _not_tried(self, settings: dict[str, Any]) -> Trial:
+        """Students of these settings, for whose trial there is no time; of fewer steps where there
+        is no time to compare them either.
+        """
+        each, measuring = self.trials.pace
+        left = self.trials.left - (_MEASURED - 1) * measuring - self.trials.seconds_of_files
+        in_time = int(left / (_STUDENTS_NEED - 1) / max(each, 1e-9))
+        steps = min(settings["inner_steps"], max(SHORTEST, in_time))
+        steps = self.trials.decided("steps of students that are not tried", steps)
+        found = {**settings, **self.trials.asked(inner_steps=steps)}
+        self.show(
+            f"no time is left for a trial of students; they have {found['inner_steps']} steps"
+        )
+        return Trial("student, not tried", found=found)
 
     def _better_inputs(self, tried: Sequence[Trial], packed: Trial) -> str:
         """The inputs of those of the longest students that left less to learn, times their
@@ -944,76 +646,12 @@ class Search:
         if the last one has not written any; that of the first one is known by the first answer.
         """
         if not tried:
-            return self.left >= self.seconds_of_students()
+            return self.trials.left >= self.seconds_of_students()
         last = tried[-1]
         seconds = settings["inner_steps"] / last.found["inner_steps"] * last.training_seconds
         if settings["inputs"] != last.found["inputs"]:
             rows = settings["inner_steps"] * settings["synthetic_batch_size"]
-            seconds += rows * self.seconds_of_row(packed, settings["inputs"])
+            seconds += rows * self.trials.seconds_of_row(packed, settings["inputs"])
         measuring = last.seconds - last.training_seconds
-        return (1 + _AGAIN) * seconds + measuring + self.seconds_of_files <= self.left
-
-    def seconds_of_row(self, packed: Trial, inputs: str) -> float:
-        """Seconds that it takes to make a row of these inputs."""
-
-        def make() -> dict[str, Any]:
-            farzi = FarziData.from_pretrained(self.folder / packed.found["folder"])
-            source = farzi.with_inputs(inputs).endless(self.seed)
-            began = time.perf_counter()
-            made = source.block(0)
-            each = (time.perf_counter() - began) / len(made)
-            return {"figure": f"{1000 * each:.1f} ms", "found": {"seconds": each}}
-
-        key = f"a row of {inputs} inputs, {packed.found['folder']}"
-        return self.trial(f"a row of {inputs} inputs", make, key).found["seconds"]
-
-    def student(
-        self, learner: Mapping[str, Any], packed: Trial, settings: Mapping[str, Any]
-    ) -> Trial:
-        """One student of the packed teacher."""
-
-        def make() -> dict[str, Any]:
-            farzi = FarziData.from_pretrained(self.folder / packed.found["folder"])
-            farzi = farzi.with_inputs(settings["inputs"])
-            trainer = self.trainer(learner, farzi_data=farzi, **settings)
-            began = time.perf_counter()
-            student = trainer.students.on_summary(0)
-            taken = time.perf_counter() - began
-            judged = self.judged(trainer, trainer.learner, student)
-            return {
-                **judged,
-                "nbytes": packed.nbytes,
-                "training_seconds": round(taken, 3),
-                "why": f"error {judged['error'] - packed.error:+.3f} to its teacher",
-                "found": dict(settings),
-            }
-
-        steps = settings["inner_steps"]
-        rows = f"{settings['synthetic_batch_size']} {settings['inputs']} rows"
-        rate = settings["inner_learning_rate"]
-        return self.trial(f"student, {steps} steps of {rows}, rate {rate}", make)
-
-    def _model(self, teacher: Trial) -> PreTrainedModel:
-        """The teacher of that trial."""
-        return AutoModelForCausalLM.from_pretrained(
-            self.folder / teacher.found["folder"], trust_remote_code=False
-        )
-
-    def _numbers(self, learner: Mapping[str, Any]) -> int:
-        """How many parameters a model of this architecture has."""
-        config = self.task.learner_config(learner, self.length)
-        with torch.device("meta"):  # it is made without numbers
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        return sum(x.numel() for x in model.parameters())
-
-
-def _rate(rate: float, learner: Mapping[str, Any]) -> float:
-    """A rate at a width of 16 for this learner: wider models need smaller ones. The root is what
-    served from 16 to 64.
-    """
-    return _rounded(rate * math.sqrt(16 / width_of(learner)))
-
-
-def _rounded(value: float) -> float:
-    """Two digits, which are easier to read."""
-    return float(f"{value:.2g}")
+        needed = (1 + _AGAIN) * seconds + measuring + self.trials.seconds_of_files
+        return needed <= self.trials.left

@@ -53,7 +53,7 @@ class RunSettings:
     split: str | None = setting(None, "a data set of the Hub: the only split to read")
     revision: str | None = setting(None, "a data set of the Hub: branch, tag or commit")
     text_column: str | None = setting(
-        None, "text: the column that holds it; by default the one that can only be it"
+        None, "text: its column; by default the only one that can be text"
     )
     tokenizer: str | None = setting(
         None, "text: name or folder of a fast tokenizer; by default one is made"
@@ -68,11 +68,11 @@ class RunSettings:
         None, "text: cut training sequences to this many ids; your own into pieces of 128"
     )
     user_column: str | None = setting(
-        None, "interactions: by default the first with a usual name, such as user_id"
+        None, "interactions: the column of users; by default the first usual name, as user_id"
     )
-    item_column: str | None = setting(None, "interactions: the same of items")
+    item_column: str | None = setting(None, "interactions: the column of items, likewise")
     time_column: str | None = setting(
-        None, "interactions: the same of times; without any, the order of the rows"
+        None, "interactions: the column of times, likewise; without any, the order of the rows"
     )
     min_interactions: int = setting(3, "interactions: leave out users with fewer")
     min_item_interactions: int | None = setting(

@@ -100,7 +100,7 @@ class TrialFolder:
             return False
         if not expected or differ.added:
             raise ValueError(
-                f"{str(folder)!r} is not as this search has left it ({differ}): move it away, and"
+                f"{str(folder)!r} has changed since this search wrote it ({differ}): move it away, and"
                 " this trial is made again"
             )
         self.show(f"{folder} is damaged ({differ}): this trial is made again")

@@ -128,12 +128,12 @@ class Suggestion:
             ),
             "labels: a carried teacher, which was best on every set that was measured",
             (
-                f"inputs: {settings.inputs}, by what students had left to learn after the seconds"
-                " that they took"
+                f"inputs: {settings.inputs}, with which students came closest to their teacher for"
+                " the seconds that they took"
             ),
             (
-                f"sequence_length: {settings.sequence_length} holds nineteen users of twenty, 100"
-                " items at most; of text, 998 ids of 1,000"
+                f"sequence_length: {settings.sequence_length}, enough for the histories of 19 of 20"
+                " users (100 items at most), or for 998 of 1,000 ids of a text"
             ),
         ]
 
@@ -166,9 +166,9 @@ class CountingWins:
             asks = f"By its learning curve, --minutes {_up(self.minutes)} would be enough."
         return (
             f"Counting wins: {self.method} has {self.figure} on the validation part after"
-            f" {self.seconds:.0f} s. The best network after {self.spent / 60:.1f} minutes,"
+            f" {self.seconds:.0f} s. The best network after {self.spent / 60:.1f} minutes is"
             f" {self.of_teacher}. {asks}\n"
-            "Take the counted model: farzi count DATA --output_dir OUT. To go on all the same:"
+            "Take the counted model: farzi count DATA --output_dir OUT. To continue anyway:"
             " --go_on."
         )
 

@@ -27,6 +27,8 @@ FASTER = 3.0
 """How many times as fast a student has to be, where a summary is larger than its data."""
 CLEAR = 1.25
 """How many times as fast or as small a summary has to be for that to be a reason."""
+_AS_GOOD = 0.995
+"""The share of the quality of an alternative from which a difference is less than one per cent."""
 _WORDS_OF_FULL_DATA = {
     LONG: "all data for as long as helps",
     SAME_SECONDS: "all data for as many seconds",
@@ -64,10 +66,14 @@ class Alternative:
         """Why the student is not worth it."""
         seconds = self.row.seconds
         took = "needs no training" if seconds is None else f"takes {_seconds(seconds)}"
+        if self.row.method == SAME_SECONDS and seconds >= CLEAR * self.ours.seconds:
+            took += f", though it was planned for {_seconds(self.ours.seconds)}"
         figure = c.task.headline(c.row(self.row))
         how_good = "is better"
-        if 0 < self.share < 1:
-            how_good = f"is {100 / self.share - 100:.0f} % better"
+        if 0 < self.share <= _AS_GOOD:
+            how_good = f"is {100 / self.share - 100:.0f} % better{_by(c.task)}"
+        elif _AS_GOOD < self.share < 1:
+            how_good = f"is as good to one per cent{_by(c.task)}"
         elif self.share >= 1:
             how_good = "is as good within the interval"
         return f"{self.name} {how_good} ({figure}) and {took}"
@@ -100,7 +106,8 @@ class Alternatives:
         best = min(counted_rows, key=lambda row: task.error(row.students[0]), default=None)
         counted = None
         if best is not None:
-            counted = beside(best, f"the counted model '{best.method}'", "farzi count DATA")
+            name = f"the counted model '{best.method}'"
+            counted = beside(best, name, "farzi count DATA --output_dir OUT")
 
         def takes_no_longer(row: Measured) -> bool:
             # Trials have given that row as many seconds, and took a few more or less. Of others,
@@ -282,6 +289,7 @@ def _lines(
 
     of_all_data = [rows[name] for name in _WORDS_OF_FULL_DATA if name in rows]
     of_which = " of the best one" if len(of_all_data) > 1 else ""
+    of_which += _by(c.task)
     lines = [
         f"quality: {figure(ours)} on the test part;"
         f" {'; '.join(map(of_full_data, of_all_data))}. That is"
@@ -303,16 +311,20 @@ def _lines(
         lines.append(
             f"the strongest model that only counts, {counted.row.method}:"
             f" {figure(counted.row)}{took}. Our student has"
-            f" {_percent(counted.share, counted.edges, ' of its quality')}"
+            f" {_percent(counted.share, counted.edges, f' of its quality{_by(c.task)}')}"
         )
-    better = [each for each in alternatives.better if each.share < 1]
-    if better:
-        strongest = min(better, key=lambda alternative: alternative.share)
+    if alternatives.better:
+        strongest = min(alternatives.better, key=lambda alternative: alternative.share)
         lines.append(f"what to do instead: {strongest.advice} ({figure(strongest.row)})")
     if (carried := rows.get("teacher")) is not None and c.farzi.carried is not None:
-        advice = "If you need just one such model, export it: farzi export --teacher"
+        advice = "If you need just one such model, export it: farzi export SUMMARY OUT --teacher"
         lines.append(f"the teacher that it carries: {figure(carried)}. {advice}")
     return lines
+
+
+def _by(task: Task) -> str:
+    """Which of several figures a quotient compares; nothing where there is one figure."""
+    return f" by {task.metric.upper()}" if task.percent else ""
 
 
 def _percent(share: float, edges: Sequence[float], of: str) -> str:

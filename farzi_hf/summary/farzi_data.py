@@ -775,7 +775,7 @@ class FarziData(nn.Module):
             warning = metrics.get("memory_warning")
             if warning:
                 said = terminal_text(f"{warning} {metrics.get('memory', '')}", 1000)
-                logger.warning("%s Whoever reads %s can look for them.", said, repo_id)
+                logger.warning("%s Everybody who can read %s can look for them.", said, repo_id)
             return upload_artefact(Path(folder), repo_id, private, revision, token, commit_message)
 
     def write_published(self, folder: Path, show_rows: bool = False, **artefact: Any) -> Results:

@@ -11,6 +11,7 @@ the data, on μ and on T.
 from __future__ import annotations
 
 import heapq
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -333,8 +334,10 @@ def _mutual_information(
 
 
 def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    # torch warns unless it is told whether to check.
-    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
+    with warnings.catch_warnings():
+        # torch warns unless it is told whether to check; torch 2.11 warns even then.
+        warnings.filterwarnings("ignore", "Sparse invariant checks")
+        return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
 
 
 # -- ids: functions of all ids of the data end to end, the length of each sequence, the shape (μ, ξ)

@@ -48,8 +48,8 @@ class OwnOptimizer:
         """A batch of the summary's rows is collated."""
         if self._missing and not self._is_known:
             logger.warning(
-                "Students of this summary had %s, and Trainer has AdamW, which learns less in as"
-                " many steps: give Trainer"
+                "Students of this summary had the optimizer %s, and Trainer would use AdamW, which"
+                " learns less in the same number of steps: give Trainer"
                 " optimizer_cls_and_kwargs=farzi.optimizer_cls_and_kwargs, or make it by"
                 " farzi.trainer(model).",
                 self._missing,

@@ -297,3 +297,15 @@ def train_padding_row(model: PreTrainedModel) -> None:
 def vocabulary_size(model: PreTrainedModel) -> int:
     """V: the entries of the model's input embedding."""
     return model.get_input_embeddings().weight.shape[0]
+
+
+def check_student(model: PreTrainedModel, entries: int) -> None:
+    """Raises ValueError if a student has another vocabulary than the summary, which has so many
+    entries.
+    """
+    found = vocabulary_size(model)
+    if found != entries:
+        raise ValueError(
+            f"model has a vocabulary of {found} entries, the summary one of {entries}; build it"
+            f" with {entries}, for the summary's tokenizer or items"
+        )

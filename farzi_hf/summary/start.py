@@ -14,7 +14,8 @@ teacher holds both. A model of another kind reads them as its own after four cor
 Known as GUIDE (arXiv 2510.06502) and weight subcloning (arXiv 2312.09299), for models of one
 family; and SimKD's reused head (arXiv 2203.14001).
 
-A student of the teacher's own kind and width that has more layers begins with the teacher's, too.
+A student of the teacher's own kind begins with its layers, too, if it has more of them, or another
+width for which there is a map; see `farzi_hf.summary.layers`.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from farzi_hf.summary.soft_tokens import vocabulary_size
+from farzi_hf.summary.layers import layers_at_another_width, layers_of_a_deeper_model
+from farzi_hf.summary.soft_tokens import check_student, vocabulary_size
 from farzi_hf.summary.teacher import no_padding, parameter_names, whole
 
 _SMALL = 1e-3  # by which a head is scaled, so that a cap of its logits does not show
 _TRIED = 4  # ids that a model reads when it is looked at
 _POSITIONS = re.compile(r"(?:^|\.)(?:wpe|embed_positions|position_embeddings?|positions)\.weight$")
-_OF_A_LAYER = re.compile(r"\.\d+\.")
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,7 @@ def set_values(model: PreTrainedModel, values: Mapping[str, Tensor]) -> list[str
 @torch.no_grad()
 def start_values(teacher: PreTrainedModel, model: PreTrainedModel) -> dict[str, Tensor]:
     """The values of the parameters that `start` sets, by name, of the model's types and devices."""
-    ours = vocabulary_size(teacher)
-    theirs = vocabulary_size(model)
-    if ours != theirs:
-        raise ValueError(
-            f"model has a vocabulary of {theirs} entries, the summary one of {ours}; build it with"
-            f" vocab_size={ours}, and the summary's tokenizer"
-        )
+    check_student(model, vocabulary_size(teacher))
     tables = tables_of(teacher)
     student = _Look(model)
     maps = maps_between(tables, student.widths, student.head_name == student.embedding_name)
@@ -106,7 +101,8 @@ def start_values(teacher: PreTrainedModel, model: PreTrainedModel) -> dict[str, 
             count = min(len(table), len(positions))
             values[name] = table.detach().float().cpu().clone()
             values[name][:count] = maps.inputs(positions[:count]) / student.behind_embedding
-    values |= _layers_of_a_deeper_model(teacher, model)
+    values |= layers_of_a_deeper_model(teacher, model)
+    values |= layers_at_another_width(teacher, model)
     for name, value in values.items():
         if not torch.isfinite(value).all():
             raise ValueError(
@@ -114,36 +110,6 @@ def start_values(teacher: PreTrainedModel, model: PreTrainedModel) -> dict[str, 
             )
     parameters = dict(model.named_parameters())
     return {name: value.to(parameters[name]) for name, value in values.items()}
-
-
-def _layers_of_a_deeper_model(
-    teacher: PreTrainedModel, model: PreTrainedModel
-) -> dict[str, Tensor]:
-    """The parameters of the teacher's layers for a model of its kind and width that has more of
-    them; {} for all others. The layers that only the model has follow them.
-    """
-    theirs = _parameters_of_layers(teacher)
-    ours = _parameters_of_layers(model)
-    is_of_its_kind = (
-        teacher.config.model_type == model.config.model_type
-        and theirs.keys() < ours.keys()
-        and all(ours[name].shape == x.shape for name, x in theirs.items())
-        and _heads_of(teacher) == _heads_of(model)
-    )
-    if not is_of_its_kind:
-        return {}
-    return {name: x.detach().float().cpu().clone() for name, x in theirs.items()}
-
-
-def _parameters_of_layers(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The parameters of modules that stand in a list, which have numbers for names."""
-    return {name: x for name, x in model.named_parameters() if _OF_A_LAYER.search(name)}
-
-
-def _heads_of(model: PreTrainedModel) -> dict[str, int]:
-    """The fields of a config that say how many heads there are: shapes do not tell."""
-    values = vars(model.config).items()
-    return {name: x for name, x in values if name.endswith(("heads", "n_head")) and x is not None}
 
 
 def _first_position(name: str) -> int:

@@ -25,12 +25,12 @@ class StudentStart(ABC):
 
     Attributes:
         word: what the rows of tables call it.
-        code: the lines of Python on a card between making a model, `model`, and training it.
+        comment: what a card says beside the line of Python that makes a student's Trainer.
         needs_teacher: whether only a summary that carries a teacher has it.
     """
 
     word: str
-    code: str
+    comment: str
     needs_teacher: bool
 
     @abstractmethod
@@ -56,7 +56,7 @@ class RandomStart(StudentStart):
     """The weights that the student has drawn."""
 
     word = "random"
-    code = ""
+    comment = ""
     needs_teacher = False
 
     def values(self, teacher: PreTrainedModel | None, model: PreTrainedModel) -> dict[str, Tensor]:
@@ -64,10 +64,12 @@ class RandomStart(StudentStart):
 
 
 class TeacherStart(StudentStart):
-    """The tables of the carried teacher: input embedding, head, learnt positions."""
+    """What the carried teacher knows: input embedding, head, learnt positions; to a deeper model of
+    its kind, or a GPT-2 of another width, its layers, too.
+    """
 
     word = "warm"
-    code = "farzi.start(model)  # with what the carried teacher knows of the vocabulary\n"
+    comment = "  # the model starts with the teacher's embedding and output layer"
     needs_teacher = True
 
     def values(self, teacher: PreTrainedModel | None, model: PreTrainedModel) -> dict[str, Tensor]:
@@ -77,8 +79,9 @@ class TeacherStart(StudentStart):
             )
         if is_same_model(teacher, model):
             _say_once(
-                "The student has the teacher's kind, width and depth, so it begins as the teacher;"
-                " `farzi export --teacher` writes it without a training."
+                "The student has the teacher's kind, width and depth, so at best its training leads"
+                " back to the teacher. If you need just that model, export it without a training:"
+                " farzi export SUMMARY OUT --teacher"
             )
         try:
             return start_values(teacher, model)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, Trainer
 
-from farzi_hf.summary.soft_tokens import vocabulary_size
+from farzi_hf.summary.soft_tokens import check_student
 from farzi_hf.summary.soft_training import attach_soft_inputs, soft_cross_entropy
 
 if TYPE_CHECKING:
@@ -38,12 +38,7 @@ def student_trainer(
             `args` beside `args`.
     """
     farzi.forms.inputs.check_ready()
-    entries = vocabulary_size(model)
-    if entries != farzi.config.vocab_size:
-        raise ValueError(
-            f"model has {entries} entries in its vocabulary, and the summary has"
-            f" {farzi.config.vocab_size}: make the model for the summary's tokenizer or items"
-        )
+    check_student(model, farzi.config.vocab_size)
     start.set_into(model, farzi.forms.labels.model)
     names = signature(Trainer).parameters
     settings = {name: x for name, x in changes.items() if name not in names}

@@ -55,6 +55,10 @@ class Task(ABC):
     """Whether the metrics depend on the order of the predictions alone."""
     ratio_label: ClassVar[str]
     """The quotient that measures quality when two rows are compared, in words."""
+    figures: ClassVar[str]
+    """What the main figures mean, for a reader of the terminal."""
+    unit_of_loss: ClassVar[str]
+    """In what `validation_loss` is measured."""
     compared: ClassVar[Sequence[str]]
     """The metrics that figures of a whole run show, one figure each: of recommenders, whose runs
     have several splits.

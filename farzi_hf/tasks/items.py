@@ -281,6 +281,11 @@ class Recommendation(Task):
     metric = "hr@100"
     metric_label = "Test HR@100"
     ratio_label = "our HR@100 over its"
+    figures = (
+        "HR@10 is the share of users whose next item is among the first ten that a model"
+        " recommends, HR@100 among the first hundred: higher is better"
+    )
+    unit_of_loss = "in mean log rank"
     percent = True
     ranked = True
     compared = ("hr@10", "hr@100", "ndcg@10", "auc")

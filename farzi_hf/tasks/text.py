@@ -349,6 +349,8 @@ class LanguageModeling(Task):
     metric = "perplexity"
     metric_label = "Test perplexity"
     ratio_label = "its perplexity over ours"
+    figures = "perplexity: lower is better"
+    unit_of_loss = "nats a token"
     percent = False
     compared = ()
     module = TokenMetrics

@@ -17,7 +17,7 @@ one of θ with the rate s·η, because the steps of Adam do not depend on the si
 from __future__ import annotations
 
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from experiment import CARDS
 from torch import Tensor
+from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 from warm import STUDENTS
 
@@ -38,6 +39,7 @@ from farzi_hf.report import Comparison, Measured, TaskData, markdown, save_csv, 
 from farzi_hf.report.comparison import pooled_row
 from farzi_hf.report.rendering import commit_of
 from farzi_hf.summary.start import start_values
+from farzi_hf.tasks import Task
 
 Parameters = dict[str, Tensor]
 TABLES = "tables"
@@ -45,6 +47,8 @@ MATRICES = "matrices"
 VECTORS = "vectors"
 RATES = (0.5, 1.0, 2.0, 4.0)
 """Times the rate of the command line, for the best fixed choice."""
+ROWS_OF_OUTER_STEP = 128
+"""Real rows on which an outer step measures its student."""
 
 
 @dataclass(frozen=True)
@@ -178,8 +182,179 @@ def learn(
     }
 
 
+@dataclass(frozen=True)
+class LossOnRealRows:
+    """The loss of a trained student on real training rows. Each outer step reads the next ones.
+
+    Attributes:
+        learner: the student.
+        task: collates the rows.
+        rows: of the training part.
+    """
+
+    learner: Learner
+    task: Task
+    rows: Dataset
+
+    def __call__(self, theta: Parameters, step: int) -> Tensor:
+        first = ROWS_OF_OUTER_STEP * step % (len(self.rows) - ROWS_OF_OUTER_STEP)
+        read = [self.rows[i] for i in range(first, first + ROWS_OF_OUTER_STEP)]
+        return self.learner.hard_loss(theta, self.task.collator(read))
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is learnt for one kind of student, and how good such students are. All of it is kept in
+    the folder of the card.
+
+    Attributes:
+        args: the options.
+        folder: of the card.
+        comparison: measures students.
+        train: makes them.
+        settings: identify what is kept.
+    """
+
+    args: Namespace
+    folder: Path
+    comparison: Comparison
+    train: WarmTraining
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, args: Namespace, farzi: FarziData, data: TaskData, folder: Path) -> Experiment:
+        """That of the options."""
+        if args.inputs != farzi.config.inputs:
+            farzi = farzi.with_inputs(args.inputs)
+        config = data.task.learner_config(STUDENTS[args.student], farzi.config.sequence_length)
+        comparison = Comparison.of_summary(farzi, data, config)
+        inner = {
+            **farzi.config.inner,
+            "optimizer": "adam",  # the steps of SOAP have no derivative
+            "steps": args.steps,
+            "lr": args.rate,
+            "synthetic_batch_size": args.rows,
+        }
+        learner = comparison.learner
+        tables = start_values(farzi.teacher, learner.model)
+        training = SyntheticTraining.of(inner, farzi.forms)
+        settings = {**vars(args), "summary": farzi.fingerprint(), "data": data.fingerprint(0)}
+        del settings["card_dir"], settings["num_students"]
+        train = WarmTraining(training, learner, farzi, tables, args.steps)
+        return cls(args, folder, comparison, train, settings)
+
+    def best_fixed_factor(self) -> float:
+        """Of `RATES`, the one with the lowest error on validation rows."""
+        errors = {}
+        for factor in RATES:
+            students = self.measured(f"rate x {factor:g}", self.fixed(factor), "validation", 2)
+            errors[factor] = self.comparison.task.error(students.students[0])
+        return min(errors, key=errors.get)
+
+    def fixed(self, factor: float) -> Numbers:
+        """The rate of the command line, times a factor, and no maps."""
+        tables = self.train.tables
+        matrices = {name: x for name, x in tables.items() if group_of(name, x) == TABLES}
+        return Numbers.neutral(matrices, factor)
+
+    def learnt(self, name: str, best: float, with_maps: bool) -> dict[str, Any]:
+        """What `learn` makes, beginning at the best fixed factor."""
+        rows = self.comparison.real_data(self.comparison.splits["train"]).dataset
+        real = LossOnRealRows(self.train.learner, self.comparison.task, rows)
+        how = (self.args.outer_steps, self.args.outer_rates, with_maps)
+        make = partial(learn, self.train, real, self.fixed(best), *how)
+        path = self.folder / "kept" / f"{name.replace(' ', '_')}.json"
+        return kept(path, {**self.settings, "best": best}, make)
+
+    def measured(self, name: str, numbers: Numbers, split: str, count: int) -> Measured:
+        """Students of fresh seeds on a part of the data."""
+
+        def make() -> dict[str, Any]:
+            splits = {**self.comparison.splits, "test": self.comparison.splits[split]}
+            on_split = replace(self.comparison, splits=splits)
+            student = partial(self._student, numbers)
+            nbytes = self.train.farzi.nbytes
+            return on_split.trained(name, student, range(count), nbytes, self.args.steps).to_json()
+
+        of_numbers = {"numbers": numbers.to_json(), "split": split, "count": count}
+        path = self.folder / "kept" / f"{name.replace(' ', '_').replace(',', '')}_{split}.json"
+        return Measured.from_json(kept(path, {**self.settings, **of_numbers}, make))
+
+    def _student(self, numbers: Numbers, seed: int) -> Callable:
+        """The logits of a trained student."""
+        with torch.no_grad():
+            return partial(self.train.learner.logits, self.train(numbers, seed))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """The table."""
+    args = parse(argv)
+    keep_freed_memory()
+    with ends_in_one_line("warm_outer.py", OSError):
+        farzi = FarziData.from_pretrained(args.summary)
+        data = TaskData.of_summary(farzi, args.data_dir)
+        default = CARDS / f"{data.settings.dataset.split('.')[0].lower()}_warm_outer"
+        folder = Path(args.card_dir or default)
+        check_outputs(folder, ("table.md", "table.csv", "table.json"))
+    experiment = Experiment.of(args, farzi, data, folder)
+    best = experiment.best_fixed_factor()
+    numbers = {
+        f"the best fixed rate ({best:g} times {args.rate:g})": experiment.fixed(best),
+    }
+    seconds = {}
+    for name, with_maps in (("learnt rates", False), ("learnt rates and maps", True)):
+        outcome = experiment.learnt(name, best, with_maps)
+        numbers[name] = Numbers.from_json(outcome["numbers"])
+        seconds[name] = outcome["seconds"]
+    measurements = {
+        name: experiment.measured(f"row {i}", each, "test", args.num_students)
+        for i, (name, each) in enumerate(numbers.items())
+    }
+    first, *others = measurements
+    findings = []
+    for name in others:
+        compared = ratio_line(data.task, measurements, name, first)
+        rates = {group: round(float(x.exp()), 2) for group, x in numbers[name].rates.items()}
+        findings.append(
+            f"{compared}; {args.outer_steps} outer steps in {seconds[name]:.0f} s; factors on"
+            f" rates {rates}"
+        )
+    rows = [
+        pooled_row(data.task, [replace(each, method=name)]) for name, each in measurements.items()
+    ]
+    write_table(folder, f"{args.student}, T = {args.steps}", data.task, rows, findings)
+
+
+def ratio_line(task: Task, measurements: Mapping[str, Measured], name: str, first: str) -> str:
+    """How good the students of one row are beside those of the first."""
+    pairs = ([measurements[name].students], [measurements[first].students])
+    share, (low, high) = task.ratio(*pairs)
+    return (
+        f"{name}: {100 * share:.1f} % ({100 * low:.1f}–{100 * high:.1f}) of {first}"
+        f" ({task.ratio_label})"
+    )
+
+
+def write_table(
+    folder: Path,
+    title: str,
+    task: Task,
+    rows: Sequence[Mapping[str, Any]],
+    findings: Sequence[str],
+) -> None:
+    """Writes the table and prints it."""
+    table = markdown([task.readable(row) for row in rows])
+    text = f"# {title}\n\n{table}\n\n" + "\n".join(findings)
+    save_text(text + "\n", folder / "table.md")
+    save_csv(rows, folder / "table.csv")
+    save_json(
+        {"rows": rows, "findings": findings, **commit_of(Path(__file__))}, folder / "table.json"
+    )
+    print(text)
+
+
+def parse(argv: Sequence[str] | None) -> Namespace:
+    """The options."""
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("summary", help="folder or dataset repository; it carries a teacher")
     parser.add_argument("--data_dir", help="folder with the real data")
@@ -194,97 +369,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--num_students", type=int, default=5)
     parser.add_argument("--card_dir", help="folder of the table")
-    args = parser.parse_args(argv)
-    keep_freed_memory()
-    with ends_in_one_line("warm_outer.py", OSError):
-        farzi = FarziData.from_pretrained(args.summary)
-        data = TaskData.of_summary(farzi, args.data_dir)
-        default = CARDS / f"{data.settings.dataset.split('.')[0].lower()}_warm_outer"
-        folder = Path(args.card_dir or default)
-        check_outputs(folder, ("table.md", "table.csv", "table.json"))
-    if args.inputs != farzi.config.inputs:
-        farzi = farzi.with_inputs(args.inputs)
-    config = data.task.learner_config(STUDENTS[args.student], farzi.config.sequence_length)
-    comparison = Comparison.of_summary(farzi, data, config)
-    inner = {
-        **farzi.config.inner,
-        "optimizer": "adam",  # the steps of SOAP have no derivative
-        "steps": args.steps,
-        "lr": args.rate,
-        "synthetic_batch_size": args.rows,
-    }
-    learner = comparison.learner
-    tables = start_values(farzi.teacher, learner.model)
-    training = SyntheticTraining.of(inner, farzi.forms)
-    train = WarmTraining(training, learner, farzi, tables, args.steps)
-    matrices = {name: x for name, x in tables.items() if group_of(name, x) == TABLES}
-    real_data = comparison.real_data(comparison.splits["train"])
-    rows = real_data.dataset
-
-    def real(theta: Parameters, step: int) -> Tensor:
-        numbers = range(128 * step % (len(rows) - 128), 128 * step % (len(rows) - 128) + 128)
-        batch = data.task.collator([rows[i] for i in numbers])
-        return learner.hard_loss(theta, batch)
-
-    settings = {**vars(args), "summary": farzi.fingerprint(), "data": data.fingerprint(0)}
-    del settings["card_dir"], settings["num_students"]
-
-    def measured(name: str, numbers: Numbers, split: str, count: int) -> Measured:
-        def make() -> dict[str, Any]:
-            c = replace(comparison, splits={**comparison.splits, "test": comparison.splits[split]})
-
-            def student(seed: int) -> Callable:
-                with torch.no_grad():
-                    return partial(learner.logits, train(numbers, seed))
-
-            found = c.trained(name, student, range(count), farzi.nbytes, args.steps)
-            return found.to_json()
-
-        of_numbers = {"numbers": numbers.to_json(), "split": split, "count": count}
-        path = folder / "kept" / f"{name.replace(' ', '_').replace(',', '')}_{split}.json"
-        return Measured.from_json(kept(path, {**settings, **of_numbers}, make))
-
-    fixed = {factor: Numbers.neutral(matrices, factor) for factor in RATES}
-    errors = {
-        factor: data.task.error(measured(f"rate x {factor:g}", it, "validation", 2).students[0])
-        for factor, it in fixed.items()
-    }
-    best = min(errors, key=errors.get)
-    found = {f"the best fixed rate ({best:g} times {args.rate:g})": fixed[best]}
-    facts = {}
-    for name, with_maps in (("learnt rates", False), ("learnt rates and maps", True)):
-        path = folder / "kept" / f"{name.replace(' ', '_')}.json"
-        how = (args.outer_steps, args.outer_rates, with_maps)
-        make = partial(learn, train, real, fixed[best], *how)
-        facts[name] = kept(path, {**settings, "best": best}, make)
-        found[name] = Numbers.from_json(facts[name]["numbers"])
-    measurements = {
-        name: measured(f"row {i}", numbers, "test", args.num_students)
-        for i, (name, numbers) in enumerate(found.items())
-    }
-    table = []
-    findings = []
-    first, *others = measurements
-    for name, each in measurements.items():
-        row = pooled_row(data.task, [replace(each, method=name)])
-        table.append(row)
-    for name in others:
-        pairs = ([measurements[name].students], [measurements[first].students])
-        share, (low, high) = data.task.ratio(*pairs)
-        rates = {group: round(float(x.exp()), 2) for group, x in found[name].rates.items()}
-        findings.append(
-            f"{name}: {100 * share:.1f} % ({100 * low:.1f}–{100 * high:.1f}) of {first}"
-            f" ({data.task.ratio_label}); {args.outer_steps} outer steps in"
-            f" {facts[name]['seconds']:.0f} s; factors on rates {rates}"
-        )
-    text = f"# {args.student}, T = {args.steps}\n\n"
-    text += markdown([data.task.readable(row) for row in table]) + "\n\n" + "\n".join(findings)
-    save_text(text + "\n", folder / "table.md")
-    save_csv(table, folder / "table.csv")
-    save_json(
-        {"rows": table, "findings": findings, **commit_of(Path(__file__))}, folder / "table.json"
-    )
-    print(text)
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

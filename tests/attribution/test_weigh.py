@@ -34,13 +34,18 @@ from farzi_hf.attribution.choosers import (
     OuterSteps,
     RandomRows,
     Ranked,
-    Task,
+    SelectionProblem,
     calibrated,
     graded,
-    kept,
 )
 from farzi_hf.attribution.groups import Groups
-from farzi_hf.attribution.outer_steps import Evidence, GroupWeights, RowWeights, outer_steps
+from farzi_hf.attribution.outer_steps import (
+    Evidence,
+    GroupWeights,
+    RowWeights,
+    highest_weights,
+    outer_steps,
+)
 from farzi_hf.attribution.queries import Targets
 from farzi_hf.attribution.smoothness import Smoothness, smooth_enough, smoothness
 from farzi_hf.attribution.trainings import Trainings
@@ -87,9 +92,9 @@ def stock(folder, **changes) -> Trainer:
     )
 
 
-def task_of(folder, **changes) -> Task:
+def problem_of(folder, **changes) -> SelectionProblem:
     trainings = Trainings.of(stock(folder, **changes))
-    return Task(trainings, {"target": target()}, GOOD, trainings)
+    return SelectionProblem(trainings, {"target": target()}, GOOD, trainings)
 
 
 # -- trainings on weighed rows ---------------------------------------------------------------------
@@ -128,7 +133,7 @@ def test_a_training_on_some_rows_is_the_stock_trainers_on_them(tmp_path):
     the same rows in the same order.
     """
     trainings = Trainings.of(stock(tmp_path))
-    training = trainings.training(kept(torch.ones(36), torch.zeros(36), 5), 3)
+    training = trainings.training(highest_weights(torch.ones(36), torch.zeros(36), 5), 3)
     order = [row for step in training.order for batch in step for row in batch]
     model = tiny_model("gpt2")
     model.load_state_dict({**model.state_dict(), **training.start}, strict=True)
@@ -352,22 +357,22 @@ def test_a_larger_epsilon_is_taken_where_the_training_is_rough(tmp_path, monkeyp
     ids=lambda x: x.name,
 )
 def test_ways_find_rows_like_the_target(tmp_path, chooser):
-    weights = chooser.weights(task_of(tmp_path))
+    weights = chooser.weights(problem_of(tmp_path))
     assert int(weights.sum()) == GOOD
     assert int(weights[:GOOD].sum()) >= 9
 
 
 def test_all_and_random_rows_look_at_nothing(tmp_path):
-    task = task_of(tmp_path)
-    assert AllRows().weights(task).tolist() == [1.0] * (GOOD + BAD)
-    drawn = RandomRows().weights(task)
+    problem = problem_of(tmp_path)
+    assert AllRows().weights(problem).tolist() == [1.0] * (GOOD + BAD)
+    drawn = RandomRows().weights(problem)
     assert int(drawn.sum()) == GOOD
-    assert torch.equal(drawn, RandomRows().weights(task))
+    assert torch.equal(drawn, RandomRows().weights(problem))
 
 
 def test_n_gram_importance_is_the_mean_log_ratio_by_hand(tmp_path):
-    task = task_of(tmp_path)
-    found = NGramImportance().scores(task)
+    problem = problem_of(tmp_path)
+    found = NGramImportance().scores(problem)
 
     def pairs(ids: list[int]) -> list[tuple[int, ...]]:
         return [*((i,) for i in ids[1:-1]), *itertools.pairwise(ids)]
@@ -394,14 +399,14 @@ def test_a_graded_prior_falls_from_the_first_row_to_none():
 def test_of_equal_weights_those_with_more_evidence_stay():
     weights = torch.tensor([3.0, 1.0, 3.0, 3.0, 0.0])
     evidence = torch.tensor([1.0, 9.0, 3.0, 2.0, 9.0])
-    assert kept(weights, evidence, 2).tolist() == [0, 0, 3, 3, 0]
-    assert kept(weights, evidence, 5).tolist() == weights.tolist()
+    assert highest_weights(weights, evidence, 2).tolist() == [0, 0, 3, 3, 0]
+    assert highest_weights(weights, evidence, 5).tolist() == weights.tolist()
 
 
 def test_ways_are_compared_and_the_dev_part_decides(tmp_path):
     told = []
     found = choose(
-        task_of(tmp_path),
+        problem_of(tmp_path),
         [AllRows(), NGramImportance(), OuterSteps(2, NGramImportance(), room=2)],
         {"target": target(4)},
         {"target": target(5)},
@@ -430,28 +435,28 @@ class Counted(Ranked):
     def __init__(self) -> None:
         self.asked = 0
 
-    def scores(self, task: Task) -> torch.Tensor:
+    def scores(self, problem: SelectionProblem) -> torch.Tensor:
         self.asked += 1
-        return torch.arange(task.num_rows).float()
+        return torch.arange(problem.num_rows).float()
 
 
 def test_outer_steps_begin_with_the_way_that_is_the_best_on_the_dev_part(tmp_path):
-    task = task_of(tmp_path)
+    problem = problem_of(tmp_path)
     last, alike = Counted(), NGramImportance()
     best = BestOf((last, alike))
-    assert torch.equal(best.scores(task), last.scores(task))  # nothing is measured yet
-    choose(task, [last, alike], {"target": target(4)}, {"target": target(5)}, trainings=2)
-    assert task.dev[alike.name] < task.dev[last.name]
+    assert torch.equal(best.scores(problem), last.scores(problem))  # nothing is measured yet
+    choose(problem, [last, alike], {"target": target(4)}, {"target": target(5)}, trainings=2)
+    assert problem.dev_loss(alike.name) < problem.dev_loss(last.name)
     steps = OuterSteps(1, best)
     assert steps.name == "1 outer steps, from the best cheap way"
-    assert torch.equal(steps.weights(task), OuterSteps(1, alike).weights(task))
+    assert torch.equal(steps.weights(problem), OuterSteps(1, alike).weights(problem))
 
 
 def test_a_way_that_several_begin_with_is_asked_once(tmp_path):
-    task, way = task_of(tmp_path), Counted()
-    CalibratedScores((way, NGramImportance()), trainings=1).weights(task)
-    assert int(way.weights(task)[-GOOD:].sum()) == GOOD
-    OuterSteps(1, way).weights(task)
+    problem, way = problem_of(tmp_path), Counted()
+    CalibratedScores((way, NGramImportance()), trainings=1).weights(problem)
+    assert int(way.weights(problem)[-GOOD:].sum()) == GOOD
+    OuterSteps(1, way).weights(problem)
     assert way.asked == 1
 
 
@@ -486,9 +491,9 @@ def test_a_comparison_goes_on_where_it_was(tmp_path, monkeypatch):
     ways = [NGramImportance(), OuterSteps(1)]
 
     def compared(folder, **changes):
-        task = replace(task_of(tmp_path, **changes), folder=folder)
+        problem = replace(problem_of(tmp_path, **changes), folder=folder)
         parts = {"target": target(4)}, {"target": target(5)}
-        return choose(task, ways, *parts, trainings=2, folder=folder)
+        return choose(problem, ways, *parts, trainings=2, folder=folder)
 
     whole = compared(tmp_path / "parts")
     monkeypatch.setattr(NGramImportance, "scores", None)
@@ -512,7 +517,7 @@ def test_the_bar_counts_to_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr("farzi_hf.attribution.outer_steps.tqdm", Bar)
     ways = [AllRows(), GradientCosine(), InfluenceOfOne(), OuterSteps(2)]
     parts = {"target": target(4)}, {"target": target(5)}
-    choose(task_of(tmp_path), ways, *parts, trainings=1)
+    choose(problem_of(tmp_path), ways, *parts, trainings=1)
     bar = bars[0]
     assert bar.n == pytest.approx(bar.total, rel=0.1)
 

@@ -191,7 +191,7 @@ def test_items_of_one_name_are_told_apart_or_refused():
     names = ["<pad>", "a", "b", "a"]
     assert histories(with_titles(*names), names, 9) == [[1, 2, 3], [3, 1]]
     message = (
-        r"2 items of 5 interactions of 2 users .* such as 'a', or several items .*; leave them out"
+        r"2 items of 5 interactions of 2 users .* such as 'a', or has several .*; leave them out"
     )
     for given, of_model in (
         (names, ["<pad>", "b", "a", "c"]),

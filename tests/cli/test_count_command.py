@@ -86,10 +86,10 @@ def test_counted_items_score_and_rank(of_items, capsys):
     said = capsys.readouterr()
     best = counted.recommend([[names[5], names[7]], [names[9]]], top_k=3)
     assert said.out.splitlines() == [
-        f"{names[5]} | {names[7]} -> {' | '.join(best[0])}",
-        f"{names[9]} -> {' | '.join(best[1])}",
+        f"ann: {names[5]} | {names[7]} -> {' | '.join(best[0])}",
+        f"bob: {names[9]} -> {' | '.join(best[1])}",
     ]
-    assert "1 interactions are with items that were not counted" in said.err
+    assert "1 interaction with items that were not counted, left out" in said.err
     main(["count", "items", "--score", "more.csv"])
     assert "rules of sequences, counted: HR@10 " in capsys.readouterr().out
 
@@ -99,10 +99,11 @@ def test_names_of_strangers_do_not_control_the_terminal(of_items, capsys):
     names = counted.names
     names[1] = "\x1b[31mred"
     CountedItems(counted.model, names, counted.metrics).save_pretrained("hostile")
-    Path("more.csv").write_text('user,item,timestamp\na,"\x1b[31mred",1\n', encoding="utf-8")
+    hostile = 'user,item,timestamp\n"\x1b[2ja","\x1b[31mred",1\n'
+    Path("more.csv").write_text(hostile, encoding="utf-8")
     main(["count", "hostile", "--recommend", "more.csv"])
     said = capsys.readouterr().out
-    assert said.startswith("\\x1b[31mred -> ")
+    assert said.startswith("\\x1b[2ja: \\x1b[31mred -> ")
     assert "\x1b" not in said
 
 

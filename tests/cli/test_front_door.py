@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from tiny_recipes import leave_out_figures, use_small_data
+from tiny_recipes import leave_out_figures, search_shortly, use_small_data
 
 pytest.importorskip("matplotlib")
 from farzi_hf import FarziData
@@ -21,14 +21,7 @@ OPTIONS = ("--learner", GPT2, "--minutes", "1", "--use_cpu", "true", "--disable_
 @pytest.fixture(autouse=True)
 def short(monkeypatch, tmp_path):
     """Trials of few steps, in a working directory of their own."""
-    for name, value in {
-        "_FEWEST": 4,
-        "_MOST": 6,
-        "_TIMED": 1,
-        "_FIRST": 2,
-        "_STUDENTS": ((4, 4, 0.02, "drawn"),),
-    }.items():
-        monkeypatch.setattr(suggestion, name, value)
+    search_shortly(monkeypatch, students=((4, 4, 0.02, "drawn"),))
     use_small_data(monkeypatch)
     leave_out_figures(monkeypatch)
     monkeypatch.chdir(tmp_path)
@@ -49,6 +42,8 @@ def test_one_command_ends_with_a_verdict_and_a_second_one_goes_on(tmp_path, caps
     said = capsys.readouterr()
     assert len(loads) == 1  # the data are read and tokenized once
     assert "rows of text" in said.err
+    assert "a teacher is a small model that trains on your data" in said.err
+    assert "perplexity: lower is better." in said.err
     assert "left] " in said.err  # the time of the whole run
     assert "orth it" in said.out
     folder = tmp_path / "farzi-mine"
@@ -115,7 +110,7 @@ def test_options_with_hyphens_count(tmp_path, capsys):
     main(["distil", "sample", "--dry-run", "--output-dir", "mine", "--sequence-length", "7"])
     said = capsys.readouterr().out
     assert "would go to mine" in said
-    assert "rows of 7 in the summary" in said
+    assert "rows of 7 ids in the summary" in said
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):

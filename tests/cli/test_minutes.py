@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 from farzi_hf import FarziData
 from farzi_hf.cli import main
 from farzi_hf.distillation import inner_training, teacher
-from farzi_hf.report import Comparison, full_data, suggestion
+from farzi_hf.report import Comparison, full_data, search_trials, suggestion
 from farzi_hf.report.suggestion import Search
 
 GPT2 = (
@@ -83,14 +83,11 @@ def machine(monkeypatch, tmp_path):
         return made
 
     originals = {}
-    for name, value in {
-        "_FEWEST": 4,
-        "_TIMED": 2,
-        "_FIRST": 4,
-        "_STUDENTS": ((4, 4, 0.02, "drawn"), (6, 4, 0.02, "drawn"), (30, 4, 0.02, "drawn")),
-        "_CLOSE": -10.0,
-    }.items():
-        monkeypatch.setattr(suggestion, name, value)
+    for name, value in {"_FEWEST": 4, "_TIMED": 2, "_FIRST": 4, "SHORTEST": 4}.items():
+        monkeypatch.setattr(search_trials, name, value)
+    students = ((4, 4, 0.02, "drawn"), (6, 4, 0.02, "drawn"), (30, 4, 0.02, "drawn"))
+    monkeypatch.setattr(suggestion, "_STUDENTS", students)
+    monkeypatch.setattr(suggestion, "_CLOSE", -10.0)
     monkeypatch.setattr(full_data, "_TIMED", 2)
     monkeypatch.setattr(Search, "choose_threads", lambda search: None)
     use_small_data(monkeypatch)

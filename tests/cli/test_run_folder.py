@@ -237,7 +237,9 @@ def test_what_may_be_edited_is_named(left, tmp_path, caplog, name):
     path = tmp_path / name
     path.write_bytes(path.read_bytes() + b"\n")
     assert left.is_there(tmp_path)
-    assert caplog.messages == [f"{tmp_path} is not as this run has left it: {name} has changed."]
+    assert caplog.messages == [
+        f"{tmp_path} has changed since this run wrote it: {name} has changed."
+    ]
 
 
 def test_a_summary_that_was_saved_again_is_the_same(left, tmp_path, caplog):
@@ -260,6 +262,7 @@ def test_another_summary_is_refused(left, tmp_path, name, gone):
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
     with pytest.raises(
-        ValueError, match=rf"summary' is not as this run has left it \(summary/{name} .*: move it"
+        ValueError,
+        match=rf"summary' has changed since this run wrote it \(summary/{name} .*: move it",
     ):
         left.is_there(tmp_path)

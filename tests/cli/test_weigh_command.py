@@ -237,5 +237,7 @@ def test_groups_and_targets_are_scored_and_printed(folder, tmp_path, capsys):
         SystemExit, match="--group 'kind': row 0 has none; its columns are 'prompt'"
     ):
         main([*command, "--group", "kind", *how[:6], "--output_dir", str(tmp_path / "x")])
-    with pytest.raises(SystemExit, match="--trainings 2 goes without --check and --per_token"):
+    with pytest.raises(
+        SystemExit, match="--trainings 2 cannot be combined with --check or --per_token"
+    ):
         main([*command, "--check", *how[:6], "--output_dir", str(tmp_path / "x"), *how[-2:]])

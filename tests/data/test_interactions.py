@@ -84,6 +84,7 @@ def test_a_users_items_by_time_then_row_numbered_and_filtered(name, path):
     assert lists(interactions) == EXPECTED
     assert (interactions.num_items, interactions.item_titles) == (4, None)
     assert interactions.vocabulary == ["<pad>", "10", "20", "30", "40"]
+    assert [str(user) for user in interactions.user_ids] == ["5", "7"]
     assert len(load_interactions(name, path.parent, min_interactions=2).sequences) == 3
     assert load_interactions(name, path.parent, min_interactions=4).num_items == 3
     with pytest.raises(
@@ -319,7 +320,7 @@ def test_two_ids_that_would_be_one_number_stay_two_and_are_named(tmp_path, caplo
         HEADER + "".join(f"u,{item},{t}\n" for t, item in enumerate(items))
     )
     assert load_interactions(tmp_path / "own.csv").item_ids == sorted(items)
-    assert [f"own.csv: the items {alike} stay two" in text for text in caplog.messages] == [
+    assert [f"own.csv: the items {alike} count as two" in text for text in caplog.messages] == [
         True
     ] * (alike is not None)
 

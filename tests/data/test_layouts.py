@@ -413,7 +413,7 @@ def test_a_column_with_the_name_of_a_list_may_hold_an_item_a_row(tmp_path):
     text = "user,items,timestamp\n" + lines("{u},{i},{t}")
     assert histories(write(tmp_path / "a.csv", text)) == LISTS
     with pytest.raises(
-        ValueError, match="'items' has an item a row, and no column holds the users"
+        ValueError, match="'items' has one item in each row, and no column holds the users"
     ):
         load_interactions(pa.table({"items": [1, 2, 3]}))
 

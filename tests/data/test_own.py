@@ -534,7 +534,7 @@ def test_columns_that_are_named(tmp_path):
     assert recognise(path, text_column="note") == "text"
     with pytest.raises(
         ValueError,
-        match="text_column='note' is of text, but 'who' of interactions: give one of them",
+        match="text_column='note' is for text, but 'who' for interactions: give one of them",
     ):
         recognise(path, text_column="note", **given)
     assert [s.tolist() for s in load_interactions(path, **given).sequences] == [[1, 2, 3, 4]] * 12

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny_recipes import SHORT_SEARCH, leave_out_figures, use_small_data
+from tiny_recipes import leave_out_figures, search_shortly, use_small_data
 from tiny_trainer import SETTINGS
 
 pytest.importorskip("matplotlib")
@@ -26,7 +26,6 @@ from farzi_hf.cli import main
 from farzi_hf.common.files import names_of
 from farzi_hf.distillation.run import TrainingRun
 from farzi_hf.distillation.teacher import TeacherTraining
-from farzi_hf.report import suggestion
 
 SEED = 9
 GoesOn = Callable[[Path], dict[str, Any]]
@@ -61,8 +60,7 @@ def short(tmp_path_factory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         use_small_data(patch)
         leave_out_figures(patch)
-        for name, value in SHORT_SEARCH.items():
-            patch.setattr(suggestion, name, value)
+        search_shortly(patch)
         patch.chdir(tmp_path_factory.mktemp("here"))
         yield
 

@@ -84,9 +84,12 @@ def test_rows_that_were_learnt_by_heart_are_warned_of(sequences, knowing, ignora
     found = memory_of(carried(knowing), train, held_out)
     assert found["memory_auc"] > 0.99
     assert found["memory_copied"] > found["memory_copied_held_out"] + 0.2
-    reasons = "it writes parts of them and its loss tells them from others"
-    assert found["memory_warning"] == f"The teacher knows rows of its training data: {reasons}."
-    assert f"{100 * found['memory_copied']:.1f} % stand in the training data" in found["memory"]
+    reasons = "it writes parts of them and its loss tells them from other rows"
+    assert (
+        found["memory_warning"]
+        == f"The teacher has memorised rows of its training data: {reasons}."
+    )
+    assert f"{100 * found['memory_copied']:.1f} % of the " in found["memory"]
     other = memory_of(
         carried(ignorant), *(sequences["train"].select(range(i, i + 40)) for i in (0, 40))
     )
@@ -100,7 +103,7 @@ def test_one_of_the_two_figures_is_enough_for_a_warning(sequences, knowing, monk
     rows = sequences["train"].select(range(FEW)), sequences["validation"]
     for high, reason in (
         ({"HIGH_AUC": 2.0}, "it writes parts of them"),
-        ({"HIGH_COPIED": 2.0}, "its loss tells them from others"),
+        ({"HIGH_COPIED": 2.0}, "its loss tells them from other rows"),
     ):
         with monkeypatch.context() as patch:
             for name, value in high.items():
@@ -202,4 +205,4 @@ def test_rows_of_users_are_short(tmp_path):
     rows = Dataset.from_dict(
         {"input_ids": [[1 + (i + j) % (SMALL - 1) for j in range(4)] for i in range(60)]}
     )
-    assert memory_of(farzi, rows, rows)["memory"].startswith("Of the 3-grams")
+    assert memory_of(farzi, rows, rows)["memory"].partition(" % of the ")[2].startswith("3-grams")

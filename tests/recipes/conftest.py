@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tiny_recipes import Finished
 
 
@@ -38,6 +40,22 @@ def finished_text(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return finished(
         ptb.main, [*DEMO, "--disable_tqdm", "false"], tmp_path_factory.mktemp("ptb") / "run"
     )
+
+
+@pytest.fixture(scope="session")
+def carried_summary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A summary that carries a teacher, in the folder of its run. Tests only read it."""
+    pytest.importorskip("matplotlib")
+    import ptb
+    from tiny_recipes import DEMO, finished
+
+    argv = [
+        *DEMO,
+        *("--inputs", "drawn", "--labels", "teacher", "--storage", "coded5"),
+        *("--max_steps", "0", "--synthetic_batch_size", "10"),
+        *("--baselines", "teacher", "full", "full_long"),
+    ]
+    return finished(ptb.main, argv, tmp_path_factory.mktemp("carried") / "run").output / "summary"
 
 
 @pytest.fixture(scope="session")

@@ -6,16 +6,13 @@ from __future__ import annotations
 
 import csv
 import os
-from pathlib import Path
 
 import pytest
 import torch
-from tiny_recipes import DEMO, finished
 
 pytest.importorskip("matplotlib")
 import carried
 import packing
-import ptb
 
 from farzi_hf import FarziData
 
@@ -30,32 +27,12 @@ interpolated bigram,20,21,0.3,"[19, 22]",8000,,
 """
 
 
-@pytest.fixture(scope="module")
-def summary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A summary that carries a teacher, in the folder of its run. Tests only read it."""
-    carrying = (
-        "--inputs",
-        "drawn",
-        "--labels",
-        "teacher",
-        "--storage",
-        "coded5",
-        "--max_steps",
-        "0",
-        "--synthetic_batch_size",
-        "10",
-    )
-    baselines = ("--baselines", "teacher", "full", "full_long")
-    output = tmp_path_factory.mktemp("carried") / "run"
-    return finished(ptb.main, [*DEMO, *carrying, *baselines], output).output / "summary"
-
-
 @pytest.mark.usefixtures("small_data")
-def test_students_by_steps_and_rows_by_bytes(summary, tmp_path):
+def test_students_by_steps_and_rows_by_bytes(carried_summary, tmp_path):
     (tmp_path / "older.csv").write_text(OLDER, encoding="utf-8")
     card = tmp_path / "card"
     argv = [
-        str(summary),
+        str(carried_summary),
         "--steps",
         "2",
         "5",
@@ -67,7 +44,7 @@ def test_students_by_steps_and_rows_by_bytes(summary, tmp_path):
         *2 * [str(tmp_path / "older.csv")],
     ]
     carried.main(argv)
-    farzi = FarziData.from_pretrained(summary)
+    farzi = FarziData.from_pretrained(carried_summary)
     data = farzi.results.metrics["data_bytes"]
     rows = list(csv.DictReader((card / "table.csv").read_text(encoding="utf-8").splitlines()))
     by_steps = [
@@ -110,21 +87,21 @@ def test_students_by_steps_and_rows_by_bytes(summary, tmp_path):
 
 
 @pytest.mark.usefixtures("small_data")
-def test_files_of_others_stay(summary, tmp_path):
+def test_files_of_others_stay(carried_summary, tmp_path):
     (tmp_path / "card").mkdir()
     (tmp_path / "card" / "table.md").write_text("mine", encoding="utf-8")
     with pytest.raises(SystemExit, match="choose another folder"):
-        carried.main([str(summary), "--card_dir", str(tmp_path / "card")])
+        carried.main([str(carried_summary), "--card_dir", str(tmp_path / "card")])
     assert (tmp_path / "card" / "table.md").read_text(encoding="utf-8") == "mine"
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_data")
-def test_a_teacher_is_packed_in_each_way_once(summary, tmp_path):
+def test_a_teacher_is_packed_in_each_way_once(carried_summary, tmp_path):
     """Its largest matrix is that of the tokens: 16 numbers a row, in 8 or 16 parts."""
-    FarziData.from_pretrained(summary).teacher.save_pretrained(tmp_path / "teacher")
+    FarziData.from_pretrained(carried_summary).teacher.save_pretrained(tmp_path / "teacher")
     argv = [
-        str(summary),
+        str(carried_summary),
         "--teacher",
         str(tmp_path / "teacher"),
         "--steps",
@@ -150,7 +127,7 @@ def test_a_teacher_is_packed_in_each_way_once(summary, tmp_path):
         (tmp_path / "card" / name).stat().st_size > 1000 for name in (packing.FIGURE, "table.json")
     )
     packing.main(argv)
-    FarziData.from_pretrained(summary).teacher.save_pretrained(tmp_path / "other")
+    FarziData.from_pretrained(carried_summary).teacher.save_pretrained(tmp_path / "other")
     packing.main(
         [*argv[:3], str(tmp_path / "other"), *argv[3:5], "--card_dir", str(tmp_path / "two")]
     )

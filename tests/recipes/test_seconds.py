@@ -8,18 +8,15 @@ import csv
 from dataclasses import replace
 
 import pytest
-from test_carried_recipe import summary as carried_summary
 
 pytest.importorskip("matplotlib")
 import seconds
 
 from farzi_hf.report.full_data import WAYS, FullData, Tried
 
-summary = carried_summary
-
 
 @pytest.mark.usefixtures("small_data")
-def test_rows_of_students_and_of_all_data_are_made_once(summary, tmp_path, monkeypatch):
+def test_rows_of_students_and_of_all_data_are_made_once(carried_summary, tmp_path, monkeypatch):
     tried = []
 
     def judged(full: FullData, way, allowed: float) -> Tried:
@@ -31,7 +28,7 @@ def test_rows_of_students_and_of_all_data_are_made_once(summary, tmp_path, monke
     monkeypatch.setattr(FullData, "tried", judged)
     monkeypatch.setattr(seconds, "WAYS", WAYS[:3])
     card = tmp_path / "card"
-    argv = [str(summary), "--student", "GPT-2 32", "--card_dir", str(card), "--steps", "2"]
+    argv = [str(carried_summary), "--student", "GPT-2 32", "--card_dir", str(card), "--steps", "2"]
     argv += ["--random_steps", "3", "--seconds", "0.02", "0.04"]
     argv += ["--num_students", "2", "--num_real", "1"]
     seconds.main(argv)

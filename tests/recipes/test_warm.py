@@ -8,7 +8,6 @@ import csv
 
 import pytest
 import torch
-from test_carried_recipe import summary as carried_summary
 from tiny_models import V
 
 pytest.importorskip("matplotlib")
@@ -16,8 +15,6 @@ import warm
 
 from farzi_hf.summary import FarziData
 from farzi_hf.tasks import LanguageModeling
-
-summary = carried_summary
 
 
 def carrier() -> FarziData:
@@ -69,14 +66,16 @@ def test_one_table_alone_is_set():
 
 
 @pytest.mark.usefixtures("small_data")
-def test_a_part_is_a_table_and_each_student_is_made_once(summary, tmp_path, monkeypatch, capsys):
+def test_a_part_is_a_table_and_each_student_is_made_once(
+    carried_summary, tmp_path, monkeypatch, capsys
+):
     cells = [
         warm.Cell("GPT-2 32", "warm", "drawn", 2, 4),
         warm.Cell("RNN 64", "random", "written", 2, 4, schedule="linear"),
         warm.Cell("RNN 64", "warm", "drawn", 2, 4, matched=1.0),
     ]
     monkeypatch.setitem(warm.PARTS[LanguageModeling], "few", cells)
-    argv = [str(summary), "--part", "few", "--card_dir", str(tmp_path / "card")]
+    argv = [str(carried_summary), "--part", "few", "--card_dir", str(tmp_path / "card")]
     warm.main(argv)
     with (tmp_path / "card" / "few" / "table.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

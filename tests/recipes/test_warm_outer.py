@@ -8,7 +8,6 @@ import json
 
 import pytest
 import torch
-from test_carried_recipe import summary as carried_summary
 from transformers import AutoConfig, AutoModelForCausalLM
 
 pytest.importorskip("matplotlib")
@@ -18,13 +17,19 @@ from farzi_hf import FarziData, InnerAdam
 from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.summary.start import start_values
 
-summary = carried_summary
-
 
 @pytest.mark.usefixtures("small_data")
-def test_rates_and_maps_are_learnt_and_compared(summary, tmp_path, monkeypatch):
+def test_rates_and_maps_are_learnt_and_compared(carried_summary, tmp_path, monkeypatch):
     card = tmp_path / "card"
-    argv = [str(summary), "--student", "RNN 64", "--inputs", "drawn", "--card_dir", str(card)]
+    argv = [
+        str(carried_summary),
+        "--student",
+        "RNN 64",
+        "--inputs",
+        "drawn",
+        "--card_dir",
+        str(card),
+    ]
     argv += ["--steps", "2", "--rows", "4", "--outer_steps", "2", "--num_students", "2"]
     warm_outer.main(argv)
     found = json.loads((card / "table.json").read_text(encoding="utf-8"))

@@ -33,7 +33,7 @@ def test_all_ways_are_compared_and_a_run_goes_on(tmp_path, capsys):
     assert of["oracle"]["of the wanted kind"] == "30"
     assert of["all rows"]["rows"] == "120"
     assert {row["rows"] for name, row in of.items() if name != "all rows"} == {"30"}
-    assert len(rows) == 10
+    assert len(rows) == 11
     assert "The rows are those of" in printed
     assert "Smoothness(predicted=" in printed
     weigh.main(command)
@@ -220,6 +220,9 @@ def test_half_of_the_rows_have_the_answer_of_another_row(data_dir, tmp_path, cap
         "weights after 2 outer steps",
     ]
     assert "| way" in printed
+    weigh_pretrained.main([*command, "--prior", "cosine"])
+    table = json.loads((tmp_path / "out" / "table.json").read_text())["table"]
+    assert table[-1]["way"].startswith("weights after 2 outer steps from gradient cosine")
     with pytest.raises(ValueError, match="--rows and --target_rows ask for 86 rows"):
         weigh_pretrained.drawn(pool, tokenizer, weigh_pretrained.parse([*command, "--rows", "80"]))
 
@@ -239,6 +242,7 @@ def test_bots_make_histories_up(kind):
     assert (len(different) == 1) == (kind == "copied")
 
 
+@pytest.mark.usefixtures("small_data")
 def test_histories_are_chosen_and_hit_rates_measured(tmp_path, capsys):
     weigh_users.main(
         [
@@ -251,8 +255,8 @@ def test_histories_are_chosen_and_hit_rates_measured(tmp_path, capsys):
     assert len(splits) == 2
     of = {row["method"]: row for row in splits[0]}
     oracle = of["real histories alone (oracle)"]
-    assert (oracle["rows"], oracle["bots"]) == (800, 0)
-    assert (of["all rows"]["rows"], of["all rows"]["bots"]) == (1000, 200)
-    assert all(row["rows"] == 800 for name, row in of.items() if name != "all rows")
+    assert (oracle["rows"], oracle["bots"]) == (80, 0)
+    assert (of["all rows"]["rows"], of["all rows"]["bots"]) == (100, 20)
+    assert all(row["rows"] == 80 for name, row in of.items() if name != "all rows")
     assert all(0 <= each["hr@10"] <= each["hr@100"] <= 1 for each in oracle["measured"])
     assert printed.count("| chosen by the dev part") == 2

@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
-from tiny_recipes import SHORT_SEARCH, small_interactions, small_text
+from tiny_recipes import search_shortly, small_interactions, small_text
 
 from farzi_hf import FarziConfig, FarziTrainer, LanguageModeling, Recommendation, suggest
 from farzi_hf.common.files import exclusive
 from farzi_hf.data import tokenize, word_tokenizer
 from farzi_hf.distillation.teacher import Pace, TeacherTraining
-from farzi_hf.report import suggestion
-from farzi_hf.report.suggestion import _PACKINGS, Search
+from farzi_hf.report import search_trials, suggestion
+from farzi_hf.report.search_trials import PACKINGS, SearchTrials
+from farzi_hf.report.suggestion import Search
 from farzi_hf.report.trials import Trial, leaderboard
 
 GPT2 = {
@@ -36,8 +37,7 @@ GPT2 = {
 @pytest.fixture(scope="module", autouse=True)
 def short():
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in SHORT_SEARCH.items():
-            patch.setattr(suggestion, name, value)
+        search_shortly(patch)
         # A busy machine would cut trainings; tests/cli/test_minutes.py has the clock.
         patch.setattr(Pace, "end", lambda pace, progress: progress.end)
         yield
@@ -95,7 +95,8 @@ def test_a_config_a_learner_and_a_leaderboard_come_of_two_splits(text, tmp_path)
     assert (config.teacher_optimizer, config.inner_optimizer) == ("soap", "soap")
     names = [trial.name.split(",")[0] for trial in config.leaderboard if trial.error is not None]
     assert names[:2] == ["teacher", "first answer: a student after 2 steps"]
-    assert names[-2:] == ["packed", "student"] or names[-3:] == ["packed", "student", "student"]
+    last = ["packed teacher", "student"]
+    assert names[-2:] == last or names[-3:] == [*last, "student"]
     assert len({trial.name for trial in config.leaderboard}) == len(config.leaderboard)
     of_trials = [line for line in lines if "left]" in line]
     assert len(of_trials) == len(config.leaderboard)
@@ -133,7 +134,7 @@ def test_the_choice_distilled_again_is_the_summary_of_the_trials(text, finished)
 
 def test_a_second_start_repeats_no_trial(text, finished, trials, monkeypatch):
     first = finished[1]
-    monkeypatch.setattr(Search, "trainer", None)
+    monkeypatch.setattr(SearchTrials, "trainer", None)
     second = search(text, trials, learner=GPT2).run()
     assert second.trials == first.trials
     assert second.summary.fingerprint() == first.summary.fingerprint()
@@ -221,7 +222,8 @@ def test_files_of_others_in_the_folder_of_a_trial_are_not_removed(text, trials):
     folder = damaged(trials, "model.safetensors").parent
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(
-        ValueError, match=r"is not as this search has left it \(.*, adapter_config.json was added"
+        ValueError,
+        match=r"has changed since this search wrote it \(.*, adapter_config.json was added",
     ):
         search(text, trials, learner=GPT2).run()
     assert (folder / "adapter_config.json").exists()
@@ -246,7 +248,7 @@ def test_trials_of_an_older_version_are_used_with_a_warning(
     for trial in kept["trials"].values():
         del trial["files"]
     path.write_text(json.dumps(kept), encoding="utf-8")
-    monkeypatch.setattr(Search, "trainer", None)
+    monkeypatch.setattr(SearchTrials, "trainer", None)
     second = search(text, trials, learner=GPT2).run()
     assert second.summary.fingerprint() == first.summary.fingerprint()
     assert [message for message in caplog.messages if "has no checksum" in message] == [
@@ -277,18 +279,19 @@ def test_a_training_of_other_settings_is_not_gone_on_with(text, tmp_path, monkey
 def test_a_teacher_takes_the_steps_of_its_time_and_no_more_than_the_rows_are_worth(
     epochs, seconds, steps, text, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(suggestion, "_EPOCHS", epochs)
+    monkeypatch.setattr(search_trials, "_EPOCHS", epochs)
     made = Search(
         *text, tmp_path, "run", minutes=1.0, learner=GPT2, fixed=FIXED, show=lambda line: None
     )
-    monkeypatch.setattr(Search, "_rows_a_step", len(text[0]["train"]) // 26)
-    each = 0.01 / (1 + suggestion._VALIDATION)  # evaluating it takes the rest
-    monkeypatch.setattr(Search, "trial", lambda *args: Trial("timed", found={"seconds": each}))
-    assert made.steps_in(GPT2, seconds) == pytest.approx(steps, rel=0.05)
+    monkeypatch.setattr(SearchTrials, "_rows_a_step", len(text[0]["train"]) // 26)
+    each = 0.01 / (1 + search_trials._VALIDATION)  # evaluating it takes the rest
+    timed = Trial("timed", found={"seconds": each})
+    monkeypatch.setattr(SearchTrials, "trial", lambda *args: timed)
+    assert made.trials.steps_in(GPT2, seconds) == pytest.approx(steps, rel=0.05)
 
 
 def test_other_settings_or_data_are_other_trials(text, trials, monkeypatch):
-    monkeypatch.setattr(Search, "trainer", None)
+    monkeypatch.setattr(SearchTrials, "trainer", None)
     with pytest.raises(TypeError):
         search(text, trials, learner=GPT2, seed=1).run()
 
@@ -323,20 +326,18 @@ def test_a_learner_that_is_too_large_is_left_out_and_packing_tries_fewer_bits(te
 )
 def test_the_widest_learner_that_keeps_up_is_chosen(errors, steps, tried, chosen, text, tmp_path):
     found = search(text, tmp_path, most=10**6)
-    found.learners, found.first_answer = (
-        [{**GPT2, "n_embd": 8 * (i + 1)} for i in range(4)],
-        lambda trial: None,
-    )
+    found.learners = [{**GPT2, "n_embd": 8 * (i + 1)} for i in range(4)]
+    found.trials.first_answer = lambda *args: None
 
     def teacher(learner, seconds):
-        i = len(found.trials)
+        i = len(found.trials.made)
         facts = {"learner": learner, "numbers": 100 * i, "stopped": steps[i] < 9, "number": i}
-        found.trials.append(Trial("teacher", errors[i], found=facts))
-        return found.trials[-1]
+        found.trials.made.append(Trial("teacher", errors[i], found=facts))
+        return found.trials.made[-1]
 
-    found.teacher = teacher
+    found.trials.teacher = teacher
     best = found.learner_stage()
-    assert (len(found.trials), best.found["number"]) == (tried, chosen)
+    assert (len(found.trials.made), best.found["number"]) == (tried, chosen)
 
 
 @pytest.mark.parametrize(
@@ -347,22 +348,22 @@ def test_the_widest_learner_that_keeps_up_is_chosen(errors, steps, tried, chosen
         ([1.0, 1.005, 1.0, 1.0, 1.0, 1.0], "a b a b a b"),  # of two that are as good, all are
     ],
 )
-def test_wider_learners_are_of_the_better_kind(errors, tried, text, tmp_path):
+def test_wider_learners_are_of_the_better_kind(errors, tried, text, tmp_path, monkeypatch):
     found = search(text, tmp_path, most=10**6)
     found.learners = [
         {**GPT2, "n_embd": 8 * i, "model_type": kind} for i in (1, 2, 3) for kind in ("a", "b")
     ]
-    found._numbers = lambda learner: learner["n_embd"]
-    found.first_answer = lambda trial: None
+    monkeypatch.setattr(suggestion, "numbers_of", lambda task, learner, length: learner["n_embd"])
+    found.trials.first_answer = lambda *args: None
 
     def teacher(learner, seconds):
         facts = {"learner": learner, "numbers": 0, "stopped": False}
-        found.trials.append(Trial("teacher", errors[len(found.trials)], found=facts))
-        return found.trials[-1]
+        found.trials.made.append(Trial("teacher", errors[len(found.trials.made)], found=facts))
+        return found.trials.made[-1]
 
-    found.teacher = teacher
+    found.trials.teacher = teacher
     found.learner_stage()
-    assert " ".join(trial.found["learner"]["model_type"] for trial in found.trials) == tried
+    assert " ".join(trial.found["learner"]["model_type"] for trial in found.trials.made) == tried
 
 
 @pytest.mark.parametrize(("error", "chosen"), [(0.7, 1), (0.899, 0), (0.95, 0)])
@@ -370,9 +371,9 @@ def test_a_longer_teacher_has_to_be_better(error, chosen, text, tmp_path):
     found = search(text, tmp_path)
     facts = {"learner": GPT2, "stopped": False, "number": 0, "seconds": 2.0}
     first = Trial("teacher", 0.9, found=facts)
-    found.trials.append(first)
+    found.trials.made.append(first)
     longer = Trial("teacher", error, found={"learner": GPT2, "stopped": True, "number": 1})
-    found.teacher = lambda learner, seconds: found.trials.append(longer)
+    found.trials.teacher = lambda learner, seconds: found.trials.made.append(longer)
     assert found.teacher_stage(first).found["number"] == chosen
 
 
@@ -402,24 +403,24 @@ def test_a_teacher_has_the_fewest_bits_that_fit_and_lose_nothing(
     most, errors, sizes, tried, chosen, text, tmp_path
 ):
     found, ways = search(text, tmp_path, most=most), []
-    found.steps_in = lambda learner, seconds: 10
+    found.trials.steps_in = lambda learner, seconds: 10
 
     def packed(teacher, settings, seconds):
         i = len(ways)
         ways.append(settings)
-        found.trials.append(
+        found.trials.made.append(
             Trial(
                 "packed", errors[i], nbytes=sizes[i], seconds=5.0, found={**settings, "number": i}
             )
         )
-        return found.trials[-1]
+        return found.trials.made[-1]
 
-    found.packed = packed
+    found.trials.packed = packed
     facts = {"learner": GPT2, "teacher_steps": 10, "numbers": 1000, "folder": "teacher"}
     best = found.packing_stage(Trial("teacher", 0.9, found=facts))
     assert (len(ways), best.found["number"]) == (tried, chosen)
     expected = [
-        (way, penalty) for way, penalty, bits in _PACKINGS if bits * 1000 / 8 <= 1.15 * most
+        (way, penalty) for way, penalty, bits in PACKINGS if bits * 1000 / 8 <= 1.15 * most
     ] or [("coded2", 0.6)]
     assert [(way["storage"], way["packing_penalty"]) for way in ways] == expected[:tried]
 
@@ -435,9 +436,9 @@ def test_a_teacher_has_the_fewest_bits_that_fit_and_lose_nothing(
 )
 def test_what_is_given_is_what_trials_try(fixed, text, tmp_path, monkeypatch):
     timed = []
-    train = suggestion.FarziConfig.make_teacher_training
+    train = FarziConfig.make_teacher_training
     monkeypatch.setattr(
-        suggestion.FarziConfig,
+        FarziConfig,
         "make_teacher_training",
         lambda args: timed.append(args.teacher_steps) or train(args),
     )
@@ -461,9 +462,9 @@ def test_what_is_given_is_what_trials_try(fixed, text, tmp_path, monkeypatch):
         f"storage: {chosen.config.storage}, packing_penalty {chosen.config.packing_penalty}" in line
         for line in chosen.reasons()
     )
-    assert suggestion._TIMED in timed or "teacher_steps" in fixed
+    assert search_trials._TIMED in timed or "teacher_steps" in fixed
     first = next(trial for trial in chosen.trials if trial.name.startswith("first answer"))
-    assert first.name == f"first answer: a student after {suggestion._FIRST} steps"
+    assert first.name == f"first answer: a student after {search_trials._FIRST} steps"
     [steps] = {f"student, {chosen.config.inner_steps} steps"} & {
         t.name.partition(" of ")[0] for t in chosen.trials
     }
@@ -485,7 +486,7 @@ def test_trials_have_the_optimizer_that_the_settings_choose(given, optimizer, te
         fixed={**FIXED, **given},
         show=lambda line: None,
     )
-    assert made.config(GPT2, str(tmp_path)).inner_optimizer == optimizer
+    assert made.trials.config(GPT2, str(tmp_path)).inner_optimizer == optimizer
 
 
 @pytest.mark.parametrize(
@@ -502,7 +503,7 @@ def test_a_teachers_rate_is_that_of_its_optimizer(given, optimizer, rate, text, 
         fixed={**FIXED, **given},
         show=lambda line: None,
     )
-    config = made.config(GPT2, str(tmp_path))
+    config = made.trials.config(GPT2, str(tmp_path))
     assert (config.teacher_optimizer, config.teacher_learning_rate) == (optimizer, rate)
 
 
@@ -530,14 +531,14 @@ def test_a_longer_student_is_not_tried_where_given_steps_leave_no_time(text, tmp
     seconds = 10.0  # after two of them, 40 s are left: not enough for 1 + 3 more
 
     def student(learner, packed, settings):
-        made.trials.append(
+        made.trials.made.append(
             Trial("student", 2.0, seconds=seconds, training_seconds=seconds, found=settings)
         )
-        return made.trials[-1]
+        return made.trials.made[-1]
 
-    made.student = student
+    made.trials.student = student
     made.student_stage(teacher, packed)
-    assert [trial.found["inner_learning_rate"] for trial in made.trials] == [0.028, 0.042]
+    assert [trial.found["inner_learning_rate"] for trial in made.trials.made] == [0.028, 0.042]
 
 
 def test_items_have_learners_of_their_own(tmp_path):
@@ -642,8 +643,8 @@ def test_longer_students_read_what_teaches_more_in_a_second(
             "student", [*errors, 1.5][i], training_seconds=[*seconds, 1][i], found=settings
         )
 
-    found.student = student
-    found.seconds_of_row = lambda packed, inputs: 0.0
+    found.trials.student = student
+    found.trials.seconds_of_row = lambda packed, inputs: 0.0
     found.student_stage(
         Trial("teacher", 1.0, found={"learner": GPT2}),
         Trial("packed", 1.0, found={"storage": "coded5", "folder": "packed"}),
@@ -670,9 +671,9 @@ def test_longer_students_are_tried_until_one_is_close_to_its_teacher(text, tmp_p
 
 def test_steps_take_more_rows_on_a_gpu(text, tmp_path, monkeypatch):
     """As many as take a GPU no longer: see `Portions`. The rate grows with them."""
-    monkeypatch.setattr(Search, "_wider", 4)
+    monkeypatch.setattr(suggestion, "times_the_rows", lambda fixed: 4)
     found = search(text, tmp_path, learner=GPT2)
-    assert found._rows_a_step == max(
+    assert found.trials._rows_a_step == max(
         8, len(text[0]["train"]) // 30
     )  # few rows: never more than a thirtieth
     students = [trial.found for trial in found.run().trials if trial.name.startswith("student")]
@@ -712,8 +713,8 @@ def test_rows_that_take_long_to_write_are_not_tried(text, tmp_path):
             read.append(settings["inputs"])
             return Trial("student", 2.0, training_seconds=1.0, found=settings)
 
-        found.student = student
-        found.seconds_of_row = lambda packed, inputs, each=each: each
+        found.trials.student = student
+        found.trials.seconds_of_row = lambda packed, inputs, each=each: each
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(suggestion, "_STUDENTS", table)
             found.student_stage(
@@ -727,11 +728,11 @@ def test_a_stage_has_its_share_and_less_where_the_search_is_late(text, tmp_path)
     found = search(text, tmp_path)
     shares = found.shares
     assert found.seconds_of_stage("teacher") == pytest.approx(60 * shares["teacher"], abs=1)
-    found.trials.append(Trial("late", seconds=30.0))
+    found.trials.made.append(Trial("late", seconds=30.0))
     left = 30 - 60 * suggestion._AT_LEAST * (1 - shares["learners"] - shares["teacher"])
     assert found.seconds_of_stage("teacher") == pytest.approx(left, abs=1)
     assert left < 60 * shares["teacher"]
-    assert found.left == pytest.approx(30, abs=1)
+    assert found.trials.left == pytest.approx(30, abs=1)
 
 
 @pytest.mark.parametrize(
@@ -767,7 +768,7 @@ def test_a_search_that_counting_wins_leaves_no_choice(text, tmp_path, monkeypatc
     made = search(text, tmp_path / "trials", learner=GPT2)
     monkeypatch.setattr(Search, "counting_wins", lambda search, teacher: "counting wins")
     assert made.run() == "counting wins"
-    assert not any(trial.name.startswith("packed") for trial in made.trials)
+    assert not any(trial.name.startswith("packed") for trial in made.trials.made)
     again = search(text, tmp_path / "trials", learner=GPT2, goes_on=True).run()
     assert again.config.labels == "teacher"
 
@@ -796,7 +797,9 @@ def test_threads_that_wait_for_each_other_are_not_used(of_one, chosen, text, tmp
         for seconds in ({1: of_one, 2: 0.3}, {}):  # the second start measures nothing
             torch.set_num_threads(2)
             made = search(text, tmp_path, learner=GPT2)
-            made._step_seconds = lambda learner, seconds=seconds: seconds[torch.get_num_threads()]
+            made.trials.step_seconds = lambda learner, seconds=seconds: seconds[
+                torch.get_num_threads()
+            ]
             made.choose_threads()
             assert torch.get_num_threads() == chosen
     finally:

@@ -313,7 +313,7 @@ def test_a_student_of_another_vocabulary_is_named(tmp_path):
     """It was an IndexError."""
     model = tiny_model("gpt2")
     model.resize_token_embeddings(V - 3)
-    with pytest.raises(ValueError, match=f"model has {V - 3} entries .* the summary has {V}"):
+    with pytest.raises(ValueError, match=f"vocabulary of {V - 3} entries, the summary one of {V}"):
         carried().trainer(model, tmp_path)
 
 
@@ -602,9 +602,8 @@ def test_what_is_made_of_a_summary_keeps_the_licence_and_the_warning(tmp_path):
         assert again.results.metrics == kept
         again.float().save_pretrained(tmp_path / str(number))
         assert "license: mit" in (tmp_path / str(number) / "README.md").read_text(encoding="utf-8")
-    assert "optimizer_cls_and_kwargs" in (tmp_path / "0" / "README.md").read_text(
-        encoding="utf-8"
-    )  # its students have SOAP, too
+    # its students have SOAP, too
+    assert FarziData.from_pretrained(tmp_path / "0").optimizer_cls_and_kwargs is not None
 
 
 def test_assigned_tensors_are_those_of_all_layers_that_share_them():

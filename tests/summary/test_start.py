@@ -166,6 +166,50 @@ def test_no_other_student_has_its_layers(teacher, student):
     assert names == ["model.embed_tokens.weight", "lm_head.weight"]
 
 
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("changes", [{"n_embd": 24}, {"n_embd": 32}, {"n_embd": 24, "n_head": 3}])
+def test_a_wider_gpt2_computes_what_the_teacher_does(is_tied, changes):
+    teacher = model_of("gpt2", tie_word_embeddings=is_tied)
+    student = model_of("gpt2", tie_word_embeddings=False, n_inner=100, **changes)
+    start(teacher.double(), student.double())
+    with torch.no_grad():
+        expected = teacher(ids_of(teacher)).logits
+        found = student(ids_of(student)).logits
+    # Two widths share one epsilon of their norms.
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_narrower_gpt2_computes_what_a_teacher_of_no_more_directions_does():
+    narrow = model_of("gpt2", tie_word_embeddings=False, n_embd=8)
+    teacher = model_of("gpt2", tie_word_embeddings=False, n_embd=24)
+    start(narrow.double(), teacher.double())  # three times as wide, but with 7 directions in use
+    student = model_of("gpt2", tie_word_embeddings=False, n_embd=8)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    start(teacher, student.double())
+    with torch.no_grad():
+        found = student(ids_of(student)).logits
+        expected = narrow(ids_of(narrow)).logits
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tie_word_embeddings": True},
+        {"n_head": 1},
+        {"activation_function": "relu"},
+        {"scale_attn_weights": False},
+    ],
+)
+def test_another_gpt2_of_another_width_has_the_tables_alone(changes):
+    student = model_of("gpt2", **{"n_embd": 24, "tie_word_embeddings": False, **changes})
+    names = start(model_of("gpt2", tie_word_embeddings=False), student)
+    assert not any(".h." in name for name in names)
+
+
 def test_values_have_the_types_of_the_model():
     student = model_of("llama").double()
     assert {x.dtype for x in start_values(model_of("gpt2"), student).values()} == {torch.float64}

@@ -166,9 +166,10 @@ def test_a_student_that_is_the_teacher_gets_one_line(caplog):
         students.first_parameters(0)
         students.first_parameters(1)
     said = [record.getMessage() for record in caplog.records]
-    assert [line for line in said if "`farzi export --teacher`" in line] == [
-        "The student has the teacher's kind, width and depth, so it begins as the teacher;"
-        " `farzi export --teacher` writes it without a training."
+    assert [line for line in said if "--teacher" in line] == [
+        "The student has the teacher's kind, width and depth, so at best its training leads back to"
+        " the teacher. If you need just that model, export it without a training:"
+        " farzi export SUMMARY OUT --teacher"
     ]
 
 
@@ -188,11 +189,10 @@ def test_the_card_begins_as_the_summary_says(tmp_path):
     for name in ("teacher", "random", None):
         carrier(name).save_pretrained(tmp_path / str(name))
         cards[name] = (tmp_path / str(name) / "README.md").read_text(encoding="utf-8")
-    assert "\nfarzi.start(model)  #" in cards["teacher"]
-    assert "attach_soft_inputs(model)" in cards["teacher"]
+    line = 'student = farzi.trainer(model, "student")'
+    assert f"\n{line}  # the model starts with the teacher's" in cards["teacher"]
     for name in ("random", None):
-        assert "farzi.start" not in cards[name]
-        assert "attach_soft_inputs(AutoModelForCausalLM.from_config(config))" in cards[name]
+        assert f"\n{line}\n" in cards[name]
 
 
 def stock(farzi: FarziData, model, folder) -> torch.Tensor:

@@ -127,8 +127,6 @@ def render_card(
         ),
         start=start_of(config.inner, forms.labels.carries_teacher),
         guessed={name: value for key, (name, value) in _NEEDED.items() if key not in inner},
-        # Trainer has no name for this optimizer.
-        own_optimizer=forms.labels.carries_teacher or inner.get("optimizer") == "soap",
         inner=markdown_table([{"setting": k, "value": str(v)} for k, v in inner.items()]),
         results=markdown_table(_with_spread(metrics.get("table", []))),
         figures=markdown_table(

@@ -117,7 +117,7 @@ def test_the_code_of_its_card_runs(tmp_path, form):
     farzi.save_pretrained(tmp_path / "artefact", word_tokenizer())
     card = (tmp_path / "artefact" / "README.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", card, flags=re.S)
-    [train] = [block for block in blocks if "Trainer(" in block]
+    [train] = [block for block in blocks if "farzi.trainer(" in block]
     names: dict = {}
     for block in blocks:
         if block is train:

@@ -424,8 +424,8 @@ def run_python_of(folder: Path, cache: Path) -> dict[str, Any]:
         # Into a cache of the test's own, and on this machine as it is: without progress bars.
         block = block.replace('split="train"', f'split="train", cache_dir={str(cache)!r}')
         block = block.replace(
-            'training_arguments("student"',
-            'training_arguments("student", use_cpu=True, disable_tqdm=True',
+            'farzi.trainer(model, "student"',
+            'farzi.trainer(model, "student", use_cpu=True, disable_tqdm=True',
         )
         exec(compile(block, "card", "exec"), names)
     return names

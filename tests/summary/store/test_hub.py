@@ -166,7 +166,8 @@ def test_a_dry_run_lists_what_a_push_sends(hub, tmp_path, plot, capsys):
     (tmp_path / "own" / "README.md").write_text("foreign" * 1000)
     main(["push", str(tmp_path / "own"), "farzi", "--dry_run"])
     assert hub.repositories == {}
-    *lines, total = capsys.readouterr().out.splitlines()
+    *lines, total, licence = capsys.readouterr().out.splitlines()
+    assert licence == "licence on the card: other"
     sizes = {line.split()[1]: int(line.split()[0].replace(",", "")) for line in lines}
     main(["push", str(tmp_path / "own"), "farzi"])
     pushed = hub.repositories["user/farzi"].files()
@@ -176,12 +177,32 @@ def test_a_dry_run_lists_what_a_push_sends(hub, tmp_path, plot, capsys):
     assert total.endswith("bytes would go to farzi, as one commit")
 
 
+def test_a_push_names_the_licence_that_it_is_given(hub, tmp_path, capsys):
+    """And keeps every other fact. Of data that this library knows, the licence is known."""
+    tiny().save_pretrained(tmp_path / "own", metrics={"eval_loss": 3.0, "memory_warning": "Rows."})
+    main(["push", str(tmp_path / "own"), "farzi", "--dry_run"])
+    assert "unknown; name that of your data with --licence NAME" in capsys.readouterr().out
+    words = ["push", str(tmp_path / "own"), "farzi", "--licence", "cc-by-4.0", "--language", "en"]
+    main([*words, "--dry_run"])
+    said = capsys.readouterr().out.splitlines()
+    assert said[-2:] == ["licence on the card: cc-by-4.0", "Rows."]
+    main(words)
+    files = hub.repositories["user/farzi"].files()
+    assert b"license: cc-by-4.0" in files["README.md"]
+    assert b"language: en" in files["README.md"]
+    assert json.loads(files["metrics.json"])["eval_loss"] == 3.0
+    known = {"licence": "other", "licence_text": "The source is licensed."}
+    tiny().save_pretrained(tmp_path / "known", metrics=known)
+    with pytest.raises(SystemExit, match="the licence of these data is 'other'"):
+        main(["push", str(tmp_path / "known"), "farzi", "--licence", "mit"])
+
+
 def test_a_push_warns_of_a_teacher_that_knows_rows_by_heart(hub, caplog):
     tiny().push_to_hub("farzi", metrics={"memory": "little"})
     assert not caplog.records
     tiny().push_to_hub("farzi", metrics={"memory": "much", "memory_warning": "by heart\x1b[2J"})
     assert [record.getMessage() for record in caplog.records] == [
-        "by heart\\x1b[2J much Whoever reads farzi can look for them."
+        "by heart\\x1b[2J much Everybody who can read farzi can look for them."
     ]
 
 

@@ -209,7 +209,7 @@ def test_card_shows_everything_it_is_given(tmp_path, plot):
         "| random | 2,827 |  |",
         "| distillation_seconds | 1,200 |",
         "![plots/curve.png](plots/curve.png)",
-        '    args=farzi.training_arguments("student"),',
+        'student = farzi.trainer(model, "student")',
         "| eps | 0.0001 |",
         "| betas | [0.9, 0.999] |",
         "accelerate launch recipes/ptb.py --config recipe.yaml",
