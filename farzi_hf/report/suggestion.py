@@ -594,8 +594,18 @@ class Search:
                 break
         if left_out:
             self.show(f"no time is left for students of {', '.join(left_out)}")
-        best = min(trial.error for trial in tried)
-        return next(trial for trial in tried if trial.error <= best + _EQUAL)
+        in_time = [trial for trial in tried if self._can_be_compared(trial)]
+        in_time = in_time or [min(tried, key=lambda trial: trial.training_seconds)]
+        best = min(trial.error for trial in in_time)
+        return next(trial for trial in in_time if trial.error <= best + _EQUAL)
+
+    def _can_be_compared(self, student: Trial) -> bool:
+        """Whether there is time to train this student again, and all data for as long."""
+        _, measuring = self.trials.pace
+        trainings = (_STUDENTS_NEED - 1) * student.training_seconds
+        needed = trainings + (_MEASURED - 1) * measuring + self.trials.seconds_of_files
+        question = f"time to compare {json_text(student.found)}"
+        return self.trials.decided(question, needed <= self.trials.left)
 
     def _of_student(
         self,

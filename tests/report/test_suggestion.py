@@ -702,6 +702,33 @@ def test_students_of_text_read_nearly_all_positions_that_are_tested(
     assert beyond <= 0.002
 
 
+@pytest.mark.parametrize(("spent", "chosen"), [(0.0, "written"), (20.0, "drawn"), (58.0, "drawn")])
+def test_a_student_is_taken_for_whose_comparison_time_is_left(spent, chosen, text, tmp_path):
+    """The better one takes ten seconds, and so do all data in as many; files take nine."""
+    found = search(text, tmp_path)
+
+    def student(learner, packed, settings):
+        is_written = settings["inputs"] == "written"
+        error, seconds = (1.8, 10.0) if is_written else (2.0, 2.0)
+        found.trials.made.append(
+            Trial("student", error, seconds=seconds, training_seconds=seconds, found=settings)
+        )
+        if is_written:
+            found.trials.made.append(Trial("late", seconds=spent))
+        return found.trials.made[-1 - is_written]
+
+    found.trials.student = student
+    found.trials.seconds_of_row = lambda packed, inputs: 0.0
+    with pytest.MonkeyPatch.context() as patch:
+        table = ((4, 10, 0.02, "drawn"), (4, 10, 0.02, "written"))
+        patch.setattr(suggestion, "_STUDENTS", table)
+        taken = found.student_stage(
+            Trial("teacher", 1.0, found={"learner": GPT2}),
+            Trial("packed", 1.0, found={"storage": "coded5", "folder": "packed"}),
+        )
+    assert taken.found["inputs"] == chosen
+
+
 def test_rows_that_take_long_to_write_are_not_tried(text, tmp_path):
     """A recommender that wrote its rows took twenty minutes of ten: trials did not count that."""
     table = ((4, 10, 0.02, "drawn"), (4, 10, 0.02, "written"))
