@@ -160,7 +160,7 @@ def choose(
         FloatingPointError: a training diverged.
     """
     measured_in = measured_in or problem.trainings
-    kept = None if folder is None else _Kept(folder, problem, (dev, test), trainings)
+    kept = None if folder is None else _KeptChoices(folder, problem, (dev, test), trainings)
     costs = [each.cost(problem) + trainings * problem.steps for each in choosers]
     tried = []
     with bar_of(problem.trainings, sum(costs)) as bar:
@@ -189,7 +189,7 @@ def _told(trainings: Trainings, bar: tqdm) -> Trainings:
     return replace(trainings, replay=replace(trainings.replay, on_gradient=bar.update))
 
 
-class _Kept:
+class _KeptChoices:
     """What ways have chosen, in a folder.
 
     Args:

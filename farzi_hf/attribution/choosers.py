@@ -318,8 +318,8 @@ class InfluenceOfOne(Ranked):
 
 @dataclass(frozen=True)
 class CalibratedScores(Ranked):
-    """Cheap scores, combined so that they foretell the influence of a row, which some trainings
-    measure; and of what they do not foretell as much as the trainings agree on.
+    """Cheap scores, combined so that they predict the influence of a row, which some trainings
+    measure; and of what they do not predict as much as the trainings agree on.
 
     A row is read once or twice in a training, so its own influence is mostly noise. But thousands
     of rows say together how much each cheap score is worth for this target. The influence of a row
@@ -364,7 +364,7 @@ def calibrated(features: Tensor, measured: Sequence[tuple[Tensor, Tensor]]) -> T
     """(n,): what some trainings say of the value of each row; see `CalibratedScores`.
 
     Args:
-        features: (k, n), known of each row.
+        features: (k, n), what is known of each row beforehand.
         measured: for each training the influence of a row for each read, (n,), and its reads, (n,).
     """
     reads = torch.stack([r for _, r in measured])
@@ -372,17 +372,18 @@ def calibrated(features: Tensor, measured: Sequence[tuple[Tensor, Tensor]]) -> T
     total = reads.sum(0)
     mean = (values * reads).sum(0) / total.clamp(min=1)
     design = torch.cat([torch.ones_like(features[:1]), features])
-    root = total.sqrt()
+    root = total.sqrt()  # of the weight of a row in the sum of squares
     fit = torch.linalg.lstsq((design * root).T, (mean * root)[:, None], driver="gelsd").solution
-    foretold = (design.T @ fit)[:, 0]
+    predicted = (design.T @ fit)[:, 0]
     if len(measured) < 2:
-        return foretold
-    left = (values - foretold) * (reads > 0)
-    both = (reads[0] > 0) & (reads[1] > 0)
-    of_rows = float((left[0, both] * left[1, both]).mean().clamp(min=0))
-    of_read = float((left.square() * reads)[reads > 0].mean()) - of_rows
-    trust = of_rows / (of_rows + max(of_read, 1e-12) / total.clamp(min=1))
-    return foretold + trust * (mean - foretold) * (total > 0)
+        return predicted
+    residuals = (values - predicted) * (reads > 0)
+    in_both = (reads[0] > 0) & (reads[1] > 0)
+    tau_squared = float((residuals[0, in_both] * residuals[1, in_both]).mean().clamp(min=0))
+    sigma_squared = float((residuals.square() * reads)[reads > 0].mean()) - tau_squared
+    noise = max(sigma_squared, 1e-12) / total.clamp(min=1)
+    trust = tau_squared / (tau_squared + noise)
+    return predicted + trust * (mean - predicted) * (total > 0)
 
 
 def _ranks(scores: Tensor) -> Tensor:

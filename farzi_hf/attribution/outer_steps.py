@@ -207,7 +207,7 @@ def outer_steps(
     state = Weighing(begin, torch.zeros(trainings.num_rows))
     first = _scorer(trainings, targets, begin, 0, adjoint)
     first.queries.check()
-    kept = None if folder is None else _Kept(folder, first, begin)
+    kept = None if folder is None else _KeptWeighing(folder, first, begin)
     if kept is not None:
         state = kept.read(state)
     of_step = cost_of_steps(trainings, targets, 1, adjoint)
@@ -287,7 +287,7 @@ def _scorer(
     return Scorer(training, Targets(training, targets), training.ones, adjoint)
 
 
-class _Kept:
+class _KeptWeighing:
     """The state of outer steps in a folder.
 
     Args:

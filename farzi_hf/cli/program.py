@@ -95,7 +95,12 @@ def _cache_of(path: Any) -> str | None:
 def summary_at(name: str) -> str:
     """The summary in the folder of a run, `summary/` or `split-0/summary/`; any other folder or
     repository as it is.
+
+    Raises:
+        ValueError: it is a file.
     """
+    if Path(name).is_file():
+        raise ValueError(f"{name!r} is a file, not a summary; farzi distil DATA makes one of data")
     if Path(name, "config.json").exists():
         return name
     places = (Path(name, "summary"), Path(name, "split-0", "summary"))

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 
-from farzi_hf.common.text import reason, terminal_text
+from farzi_hf.common.text import count_of, reason, terminal_text
 from farzi_hf.data.columns import NAMES
 from farzi_hf.data.item_lists import is_text
 from farzi_hf.data.readers import SOURCES, read_own
@@ -92,8 +92,8 @@ class Interactions:
         users = len(self.sequences)
         if users < 10:
             raise ValueError(
-                f"there are {users} users: 80 / 10 / 10 % of them needs 10 or more; choose"
-                " --held_out last_items"
+                f"the data have {count_of(users, 'user')}, and a split of 80 / 10 / 10 % needs 10 or"
+                " more; choose --held_out last_items"
             )
         order = stream(seed, Purpose.SPLIT).permutation(users)
         held_out = users // 10
@@ -477,5 +477,5 @@ def _read_as(
         except pa.ArrowInvalid as error:
             errors.append(error)
     raise ValueError(
-        f"{source}: column {name!r} is not one kind of time ({reason(errors[0])}): {_FORMS}"
+        f"{source}: column {name!r} cannot be read as times ({reason(errors[0])}): {_FORMS}"
     )

@@ -25,7 +25,7 @@ class StudentStart(ABC):
 
     Attributes:
         word: what the rows of tables call it.
-        comment: what a card says beside the line of Python that makes a student's Trainer.
+        comment: what a card says above the line of Python that makes a student's Trainer.
         needs_teacher: whether only a summary that carries a teacher has it.
     """
 
@@ -69,7 +69,7 @@ class TeacherStart(StudentStart):
     """
 
     word = "warm"
-    comment = "  # the model starts with the teacher's embedding and output layer"
+    comment = "# The model starts with the teacher's embedding and output layer.\n"
     needs_teacher = True
 
     def values(self, teacher: PreTrainedModel | None, model: PreTrainedModel) -> dict[str, Tensor]:

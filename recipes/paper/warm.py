@@ -220,13 +220,13 @@ def gpt2(width: int, layers: int = 1) -> dict[str, Any]:
     }
 
 
-def llama(width: int, kind: str = "llama") -> dict[str, Any]:
-    """A Llama of one layer, or another model with the same settings."""
+def llama(width: int, kind: str = "llama", layers: int = 1) -> dict[str, Any]:
+    """A Llama, or another model with the same settings."""
     return {
         "model_type": kind,
         "hidden_size": width,
         "intermediate_size": 4 * width,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "tie_word_embeddings": False,
         "initializer_range": 0.1,
@@ -254,8 +254,11 @@ STUDENTS: dict[str, dict[str, Any]] = {
     "GPT-2 96": gpt2(96),
     "GPT-2 128": gpt2(128),
     "GPT-2 64, two layers": gpt2(64, 2),
+    "GPT-2 96, two layers": gpt2(96, 2),
+    "GPT-2 192, two layers": gpt2(192, 2),
     "Llama 64": llama(64),
     "Llama 128": llama(128),
+    "Llama 128, two layers": llama(128, layers=2),
     "NeoX 64": llama(64, "gpt_neox"),
     "RNN 64": {"model_type": "farzi_rnn", "hidden_size": 64, "initializer_range": 0.1},
     "SASRec 32": items("sasrec", 32),

@@ -337,6 +337,10 @@ def test_help_screens_are_those_of_the_commands(monkeypatch):
             "did you mean n_embd?",
         ),
         (["show", "no/such"], "farzi show: .*neither a folder nor a dataset repository"),
+        (
+            ["show", __file__],
+            "farzi show: .* is a file, not a summary; farzi distil DATA makes one",
+        ),
         (["train", "no/such", "--steps", "0"], "--steps 0 trains nothing"),
         (
             ["train", "no/such", "--data", "x"],

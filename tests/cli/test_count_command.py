@@ -123,6 +123,7 @@ def test_names_of_strangers_do_not_control_the_terminal(of_items, capsys):
         (["sample_interactions", "--order", "2"], "--order 2 is for text"),
         (["no-such.txt"], "no-such.txt"),
         (["no/such", "--generate", "1"], "is neither a folder nor a dataset repository"),
+        ([__file__, "--recommend", "x"], "is a file of data: count it first"),
     ],
 )
 def test_wrong_words_are_named(of_text, hub, words, message):

@@ -97,7 +97,7 @@ def test_with_groups_mixtures_of_them_are_compared_too(folder, tmp_path, capsys)
 
 
 def test_it_goes_on_where_it_was_killed(folder, tmp_path, monkeypatch, capsys):
-    written = choice._Kept.write
+    written = choice._KeptChoices.write
 
     def killed(self, chosen):
         written(self, chosen)
@@ -105,7 +105,7 @@ def test_it_goes_on_where_it_was_killed(folder, tmp_path, monkeypatch, capsys):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(choice._Kept, "write", killed)
+        patched.setattr(choice._KeptChoices, "write", killed)
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             weigh(folder, tmp_path / "out", "--keep", "6")
     parts = tmp_path / ".out-parts"

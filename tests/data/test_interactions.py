@@ -414,7 +414,7 @@ def test_a_file_is_read_from_disk(own_file, monkeypatch):
         (
             "own.csv",
             b"user,item,timestamp\n1,2,\x1b[31m\n",
-            r"own.csv: column 'timestamp' is not one kind of time .*\\x1b\[31m",
+            r"own.csv: column 'timestamp' cannot be read as times .*\\x1b\[31m",
         ),
         ("own.jsonl", b'{"user": 1, "item"', "own.jsonl does not hold rows"),
         ("own.jsonl", b"[1, 2]", "own.jsonl .*, one per line"),
@@ -510,7 +510,7 @@ def test_the_split_is_of_users_80_10_10_disjoint_and_seeded():
     assert all(first[name]["input_ids"] == again[name]["input_ids"] for name in first)
     assert first["test"]["input_ids"] != other["test"]["input_ids"]
     with pytest.raises(
-        ValueError, match=r"there are 9 users.* needs 10 or more; choose --held_out last_items"
+        ValueError, match=r"the data have 9 users.* needs 10 or more; choose --held_out last_items"
     ):
         Interactions(sequences[:9], 57).strong_generalization_split(0)
 

@@ -90,7 +90,7 @@ def test_known_data_sets_and_their_recipes_are_as_before():
             {"held_out": "last_items", "splits": [0, 1]},
             r"splits=\[0, 1\], but held_out='last_items' has one split for all seeds",
         ),
-        ({"text_column": "body", "user_column": "n"}, "text_column='body' is of text"),
+        ({"text_column": "body", "user_column": "n"}, "text_column='body' is for text"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(folder, settings, message):

@@ -190,8 +190,10 @@ def test_the_card_begins_as_the_summary_says(tmp_path):
         carrier(name).save_pretrained(tmp_path / str(name))
         cards[name] = (tmp_path / str(name) / "README.md").read_text(encoding="utf-8")
     line = 'student = farzi.trainer(model, "student")'
-    assert f"\n{line}  # the model starts with the teacher's" in cards["teacher"]
+    above = "\n# The model starts with the teacher's embedding and output layer.\n"
+    assert f"{above}{line}\n" in cards["teacher"]
     for name in ("random", None):
+        assert above not in cards[name]
         assert f"\n{line}\n" in cards[name]
 
 
