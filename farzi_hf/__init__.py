@@ -1,10 +1,10 @@
-"""farzi_hf: distil text and interaction histories into a few soft sequences that train a model from
-scratch.
+"""farzi_hf: distil text, or the item histories of users, into a small summary that trains new models
+fast.
 
     # distil
     from farzi_hf import FarziConfig, FarziTrainer
     # train on a summary with the stock Trainer
-    from farzi_hf import FarziData, attach_soft_inputs, soft_cross_entropy
+    from farzi_hf import FarziData
     # the meta-gradient engine alone
     from farzi_hf import InnerAdam, Reversible, unroll
 

@@ -21,19 +21,18 @@ from textwrap import fill
 __all__ = ["COMMANDS", "main"]
 COMMANDS = {
     "distil": "distil your own data, or those of a config, and say whether it was worth it",
-    "count": "count the n-grams of a text, or rules of items, in seconds, and use them",
+    "count": (
+        "count n-grams of a text, or which item follows which, in seconds; score, generate or"
+        " recommend with the counts"
+    ),
     "suggest": "choose settings for your own data by short trials, and print them as a config",
     "show": "print the facts of a summary, the likeliest entries of its positions, and its results",
     "train": "train a model on a summary, with the settings that it carries",
     "export": (
         "write the teacher that a summary carries, or rows of it, for programs without this library"
     ),
-    "attribute": (
-        "print the rows of a text, or the users, that made a model good, or bad, at other ones"
-    ),
-    "weigh": (
-        "choose the rows of a text, or the users, on which a model should train for a target"
-    ),
+    "attribute": ("say which training rows, or users, made a model good or bad at other rows"),
+    "weigh": ("choose the rows, or users, to train a model on, so that it is good at a target"),
     "push": "upload a summary to a dataset repository of the Hugging Face Hub",
 }
 """A description of each command. The module of the same name has the function `command(argv)`."""
@@ -44,11 +43,14 @@ FRONT = {
 }
 """Commands that choose settings, and what each does."""
 _ALSO = {"distill": "distil"}  # the other spelling
+_COLUMN_OF_ARGPARSE = 24
+_COLUMN_OF_FRONT = 30
+"""Where the texts of options begin: on screens of argparse; in `front_door.txt` and `--help_all`."""
 SCREENS = Path(__file__).with_name("help.json")
 
 _USAGE = """usage: farzi COMMAND …
 
-Distil text or users' histories into a few soft sequences, and use them.
+Distil a text, or users' histories of items, into a small summary that trains new models fast.
 
 commands:
 {commands}
@@ -57,7 +59,7 @@ commands:
 """
 
 
-def wrapped(screen: str, indent: int = 30) -> str:
+def wrapped(screen: str, indent: int = _COLUMN_OF_FRONT) -> str:
     """A help screen, whose lines are broken at the terminal's width; those of arguments go on in
     column `indent`.
     """
@@ -102,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             screen = template.format(name=name, what=FRONT[name])
         else:
             screen = json.loads(SCREENS.read_text(encoding="utf-8"))[name]
-        print(wrapped(screen))
+        print(wrapped(screen, _COLUMN_OF_FRONT if name in FRONT else _COLUMN_OF_ARGPARSE))
         return
 
     # Imports take seconds, which count among the minutes of a search.

@@ -61,6 +61,9 @@ def unreadable(source: str | Path, error: Exception) -> ValueError:
         return ValueError(reason(error))
     if type(error) is LookupError:  # of `rows_of`
         return ValueError(f"{str(source)!r}: {reason(error)}")
+    path = Path(source).expanduser()
+    if path.is_file() and path.stat().st_size == 0:
+        return ValueError(f"{str(source)!r} is an empty file: give one with rows")
     return ValueError(
         f"{str(source)!r} cannot be read ({reason(error)}): it is damaged, or not what its ending"
         " says, or a text in another encoding: save that as UTF-8"

@@ -889,3 +889,9 @@ def test_capital_endings_of_a_compression(tmp_path, ending):
     packed = {".GZ": gzip.compress, ".Bz2": bz2.compress}[ending]("\n".join(SENTENCES).encode())
     (tmp_path / f"MINE.TXT{ending}").write_bytes(packed)
     assert sorted(everything(load_text(tmp_path / f"MINE.TXT{ending}"))) == sorted(SENTENCES)
+
+
+def test_an_empty_table_is_called_empty(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"a\.csv' is an empty file: give one with rows"):
+        recognise(tmp_path / "a.csv")
