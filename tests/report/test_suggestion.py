@@ -304,7 +304,7 @@ def test_a_learner_that_is_too_large_is_left_out_and_packing_tries_fewer_bits(te
     made.learners = [GPT2, wide]
     found = made.run()
     assert found.learner == GPT2
-    assert any("left out" in line and "width 64" in line for line in lines)
+    assert any("is not tried" in line and "width 64" in line for line in lines)
     assert found.config.storage == "coded2"
     assert found.summary.nbytes == next(
         t.nbytes for t in reversed(found.trials) if "packing_penalty" in t.found
