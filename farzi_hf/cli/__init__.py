@@ -11,6 +11,7 @@ docs/help_screens.py` writes it anew. That of data of one's own is `front_door.t
 import json
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -72,6 +73,7 @@ def wrapped(screen: str, indent: int = _COLUMN_OF_FRONT) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The program `farzi`."""
+    began = time.perf_counter()
     is_program, argv = argv is None, list(sys.argv[1:] if argv is None else argv)
     name, rest = (argv[0], argv[1:]) if argv else ("--help", [])
     if is_program and {"-h", "--help", "help"} & {name, *rest} and hasattr(signal, "SIGPIPE"):
@@ -105,7 +107,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(wrapped(screen, _COLUMN_OF_FRONT if name in FRONT else _COLUMN_OF_ARGPARSE))
         return
 
+    # Imports take seconds, which count among the minutes of a search.
+    more = {"began": began} if name in FRONT else {}
+
     def command() -> None:
-        import_module(f"farzi_hf.cli.{name}").command(rest)
+        import_module(f"farzi_hf.cli.{name}").command(rest, **more)
 
     import_module("farzi_hf.cli.program").run(command, f"farzi {name}")

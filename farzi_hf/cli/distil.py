@@ -31,7 +31,7 @@ from farzi_hf.distillation.rows import check_rows, run_check
 from farzi_hf.distillation.run import locked
 from farzi_hf.distillation.trainer import FarziTrainer
 from farzi_hf.report import BASELINES, Comparison, Measured, RunSettings, TaskData, pooled_rows
-from farzi_hf.report.full_data import FULL, LONG
+from farzi_hf.report.full_data import FULL, LONG, SAME_SECONDS
 from farzi_hf.report.plots import plot_comparison, plot_distillation, plot_tokens
 from farzi_hf.report.rendering import cost, distillation_seconds, environment, provenance, ratios
 from farzi_hf.report.rows import carrier_of, on_summary, under_stock_trainer
@@ -329,8 +329,11 @@ class Distillation:
         """
         c = self.comparison
         rows = [c.row(part) for part in measured]
-        has_full_data = {part.method for part in measured} & {FULL, LONG}
-        verdict = Verdict.of(c, measured, self.seconds) if has_full_data else None
+        methods = {part.method for part in measured}
+        is_late = not self.whole and SAME_SECONDS not in methods
+        verdict = None
+        if methods & {FULL, LONG}:
+            verdict = Verdict.of(c, measured, self.seconds, is_late)
         show_rows = self.data.settings.show_rows
         history = self.trainer.state.log_history
         plots = draw(c, history, rows, self.folder / "plots", self.whole, show_rows)
@@ -467,9 +470,9 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     print(f"In Python: FarziData.from_pretrained({str(folder)!r})")
 
 
-def command(argv: Sequence[str]) -> None:
+def command(argv: Sequence[str], began: float | None = None) -> None:
     """`farzi distil DATA` chooses settings for data of one's own; `farzi distil CONFIG` takes those
-    of a YAML file.
+    of a YAML file. For `began` see `FrontDoor`.
     """
     keep_freed_memory()
     examples = example_configs()
@@ -502,7 +505,7 @@ def command(argv: Sequence[str]) -> None:
                 " data"
             )
         else:
-            of_data(FrontDoor(argv))
+            of_data(FrontDoor(argv, began=began))
 
 
 def of_data(door: FrontDoor) -> None:

@@ -61,6 +61,7 @@ class FrontDoor:
     Args:
         argv: DATA and the options.
         goes_on: whether the search goes on where counting will win; by default `--go_on` says.
+        began: `time.perf_counter()` when the minutes began; by default now.
 
     Attributes:
         options: see `Options`.
@@ -72,8 +73,10 @@ class FrontDoor:
         ValueError: an option or the data cannot be used.
     """
 
-    def __init__(self, argv: Sequence[str], goes_on: bool | None = None) -> None:
-        began = time.perf_counter()
+    def __init__(
+        self, argv: Sequence[str], goes_on: bool | None = None, began: float | None = None
+    ) -> None:
+        began = time.perf_counter() if began is None else began
         self.options, rest = parsed(option_parser(Options), argv[1:])
         named = _names(rest)
         if "config" in named:

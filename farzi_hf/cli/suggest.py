@@ -9,8 +9,10 @@ from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.report.trials import leaderboard
 
 
-def command(argv: Sequence[str]) -> None:
-    """The YAML goes to stdout; what was read, the trials and their table go to stderr."""
+def command(argv: Sequence[str], began: float | None = None) -> None:
+    """The YAML goes to stdout; what was read, the trials and their table go to stderr. For `began`
+    see `FrontDoor`.
+    """
     keep_freed_memory()
     with ends_in_one_line("farzi suggest", FileExistsError, NotADirectoryError, PermissionError):
         if not argv or argv[0].startswith("-"):
@@ -18,7 +20,7 @@ def command(argv: Sequence[str]) -> None:
                 "DATA is missing: give a file, a folder or a data set of the Hub, such as mine.txt"
             )
         with redirect_stdout(sys.stderr):
-            door = FrontDoor(argv, goes_on=True)
+            door = FrontDoor(argv, goes_on=True, began=began)
             if door.options.dry_run:
                 print(door.plan())
                 return

@@ -29,7 +29,7 @@ from farzi_hf.distillation.packing import Packing
 from farzi_hf.distillation.processes import check_launcher
 from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.settings import SETTINGS
-from farzi_hf.distillation.teacher import TeacherTraining
+from farzi_hf.distillation.teacher import TeacherTraining, cuts_of
 from farzi_hf.distillation.trajectories import PretrainedStarts, TrajectoryBank
 from farzi_hf.engine import OPTIMIZERS, Adjoint, InnerOptimizer
 from farzi_hf.summary import FarziDataConfig
@@ -186,6 +186,8 @@ class FarziConfig(ConfigFields):
         range, or does not fit another one. Call it where fields were set afterwards.
         """
         check_settings(self)
+        for name in ("teacher_cuts", "packing_cuts"):
+            cuts_of(name, getattr(self, name))
         if not 0 <= self.learning_rate < math.inf:
             raise ValueError(
                 f"learning_rate={self.learning_rate} is not usable; give a number such as 0.01"

@@ -322,6 +322,19 @@ class ConfigFields(TrainingArguments):
     )
     """Most steps of a teacher; it stops early by eval_dataset."""
 
+    teacher_cuts: list[int] = field(
+        default_factory=lambda: [],
+        metadata={
+            "help": (
+                "how a search ended a teacher's training in time: pairs of the steps after "
+                "which the rate began to fall, and of all steps then"
+            )
+        },
+    )
+    """How a search ended a teacher's training in time: pairs of the steps after which the rate
+    began to fall, and of all steps then.
+    """
+
     teacher_optimizer: str = field(
         default="adam", metadata={"help": "of the teacher; soap is better for text: adam | soap"}
     )
@@ -353,3 +366,9 @@ class ConfigFields(TrainingArguments):
         default=None, metadata={"help": "steps in few bits; by default teacher_steps"}
     )
     """Steps in few bits; by default teacher_steps."""
+
+    packing_cuts: list[int] = field(
+        default_factory=lambda: [],
+        metadata={"help": "the same as teacher_cuts, of the steps in few bits"},
+    )
+    """The same as teacher_cuts, of the steps in few bits."""

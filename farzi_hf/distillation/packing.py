@@ -18,7 +18,7 @@ from farzi_hf.common.settings import setting
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Parameters, is_constant
 from farzi_hf.distillation.rows import RealData, real_loss
-from farzi_hf.distillation.teacher import Teacher, TeacherTraining, Trained
+from farzi_hf.distillation.teacher import Teacher, TeacherTraining, Trained, cuts_of
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import Tensors
 from farzi_hf.summary.store.tensor_file import STORAGES, TEACHER
@@ -36,6 +36,7 @@ class Packing:
     Args:
         penalty: λ.
         steps: as many as those of the teacher, by default. 0: it is rounded and no more.
+        cuts: as pairs, see `TeacherTraining`.
     """
 
     penalty: float = setting(
@@ -43,6 +44,9 @@ class Packing:
     )
     steps: int | None = setting(
         None, "steps in few bits; by default teacher_steps", name="packing_steps", least=0
+    )
+    cuts: tuple[int, ...] = setting(
+        (), "the same as teacher_cuts, of the steps in few bits", name="packing_cuts", start=[]
     )
 
     def __call__(
@@ -66,7 +70,8 @@ class Packing:
         largest = getattr(STORAGES[storage], "largest", None)
         if steps and largest is not None:
             optimizer = replace(training.optimizer, lr=_SLOWER * training.optimizer.lr)
-            slower = replace(training, optimizer=optimizer, steps=steps)
+            cuts = cuts_of("packing_cuts", self.cuts)
+            slower = replace(training, optimizer=optimizer, steps=steps, cuts=cuts)
             seed = derive(seed, Purpose.PACKING)
             loss = real_loss(learner, data, training.batch_size, steps, seed)
             validation = slower.validation(learner, data)
@@ -104,7 +109,8 @@ class Packing:
         stops_early_by = None if validation is None else held_out
         trained = training.run("Packing", penalised, start, quiet, stops_early_by)
         packed = _rounded(trained.params, largest, as_stored=True)
-        return Trained(packed, trained.steps, None if validation is None else validation(packed))
+        error = None if validation is None else validation(packed)
+        return Trained(packed, trained.steps, error, end=trained.end, cuts=trained.cuts)
 
 
 def _with_scales(params: Parameters, largest: int) -> Parameters:

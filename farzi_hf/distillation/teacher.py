@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from farzi_hf.distillation.processes import broadcast, shared
 from farzi_hf.distillation.rows import RealData, real_loss, train_on, validation_loss
 from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSoap, TrainingState
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.inner_settings import lr_schedule
 from farzi_hf.summary.teacher import LinearHead
 
 TEACHER_OPTIMIZERS: dict[str, Callable[..., InnerOptimizer]] = {
@@ -47,6 +46,7 @@ _PATIENCE = 8  # evaluations without a better one, after which the rate falls
 _NOISE = 0.25  # share of what the fall of the rate has gained
 _POINTS = 4  # of a curve, from which its slope is known
 _FEW = 256  # held-out rows, which are always worth their time
+_LATE = 0.03  # of the seconds of a training: it may be late by so much before it is cut
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ class Trained:
             that more steps would have given a better model; None where nobody knows.
         all_steps: that were taken, those from which the training went back too.
         curve: pairs of steps and the loss on held-out rows after them, while the rate stayed.
+        end: the step at which the training ended, where `steps` may be an earlier one.
+        cuts: how it was cut to end in time, see `TeacherTraining`.
     """
 
     params: Parameters
@@ -69,6 +71,8 @@ class Trained:
     still_learning: bool | None = None
     curve: tuple[tuple[int, float], ...] = ()
     all_steps: int = 0
+    end: int = 0
+    cuts: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def slope(self) -> float | None:
@@ -103,7 +107,9 @@ class Teacher:
 
 @dataclass
 class Progress:
-    """How far the training of a teacher is. A file keeps the numbers in this order."""
+    """How far the training of a teacher is. A file keeps the numbers in this order, and the cuts
+    beside them.
+    """
 
     step: int
     """Steps so far."""
@@ -111,6 +117,8 @@ class Progress:
     """Of the whole training."""
     held: int
     """Steps until the rate falls."""
+    level: float = 1.0
+    """The share of the rate from which it falls then."""
     lowest: float = math.inf
     """The lowest loss on held-out rows."""
     before: float = math.inf
@@ -123,6 +131,25 @@ class Progress:
     """Steps so far, those before the training went back too."""
     seconds: float = 0.0
     """That it has taken."""
+    cuts: dict[int, int] = field(default_factory=dict)
+    """After how many of all steps it was cut, and to how many of all steps."""
+
+    def share_of_rate(self, step: int) -> float:
+        """Of the learning rate, in this step: it stays, and then falls to 0 on a straight line."""
+        fallen = max(0, step - 1 - self.held)
+        return self.level * (1 - fallen / max(1, self.steps - self.held))
+
+    @property
+    def end(self) -> int:
+        """All steps when the training ends."""
+        return self.all_steps + self.steps - self.step
+
+    def cut(self, end: int) -> None:
+        """The rate falls from now on, so that the training ends after so many of all steps."""
+        self.level = self.share_of_rate(self.step + 1)
+        self.held = self.step
+        self.steps = self.step + end - self.all_steps
+        self.cuts[self.all_steps] = end
 
     def go_on(self) -> None:
         """The rate stays for as many steps again."""
@@ -135,6 +162,71 @@ class Progress:
         self.step = step
         self.held = step
         self.steps = 2 * step
+
+
+class Pace:
+    """The seconds that a training has, and how many steps they allow.
+
+    Args:
+        within: seconds of the whole training.
+        progress: how far it is.
+    """
+
+    def __init__(self, within: float, progress: Progress) -> None:
+        self._within = within
+        self._began = time.perf_counter() - progress.seconds
+        self._marks = [(progress.seconds, progress.all_steps)]
+
+    @property
+    def seconds(self) -> float:
+        """That the training has taken, in earlier starts too."""
+        return time.perf_counter() - self._began
+
+    def mark(self, progress: Progress) -> None:
+        """From the mark before this one on, the seconds of a step are measured."""
+        self._marks = [self._marks[-1], (self.seconds, progress.all_steps)]
+
+    def end(self, progress: Progress) -> int:
+        """All steps with which the training ends in time: as many as are planned, or fewer, if it
+        would be late. While the rate stays, that is decided after half of the time, because the
+        rate falls for as long as it has stayed.
+        """
+        seconds, steps = self._marks[0]
+        spent = self.seconds
+        is_early = progress.step < progress.held and spent < self._within / 2
+        if is_early or progress.all_steps == steps or math.isinf(self._within):
+            return progress.end
+        each = (spent - seconds) / (progress.all_steps - steps)
+        left = self._within - spent
+        if each * (progress.end - progress.all_steps) <= left + _LATE * self._within:
+            return progress.end
+        return progress.all_steps + max(1, int(left / each))
+
+
+def cuts_of(name: str, numbers: Any) -> dict[int, int]:
+    """The cuts of a training by the setting of that name. Raises ValueError if it is no list of
+    pairs of integers that are in order.
+    """
+    numbers = list(numbers) if isinstance(numbers, list | tuple) else [numbers]
+    are_integers = all(type(number) is int for number in numbers)
+    pairs = list(zip(numbers[::2], numbers[1::2], strict=False))
+    if not are_integers or len(numbers) % 2 or not _are_cuts(pairs):
+        raise ValueError(
+            f"{name}={numbers!r:.200} is not usable; give pairs of a number of steps and a larger"
+            " one, such as [400, 600], or leave it out"
+        )
+    return dict(pairs)
+
+
+def _are_cuts(pairs: Sequence[tuple[int, int]]) -> bool:
+    """Whether each cut is after the one before it, and leaves some steps."""
+    afters = [after for after, _ in pairs]
+    return afters == sorted(set(afters)) and all(0 < after < end for after, end in pairs)
+
+
+def numbers_of_cuts(cuts: Mapping[int, int]) -> list[int]:
+    """The inverse of `cuts_of`."""
+    return [number for pair in cuts.items() for number in pair]
 
 
 GivenTeachers = PreTrainedModel | Sequence[PreTrainedModel]
@@ -163,6 +255,11 @@ class TeacherTraining:
             rate, they are doubled, up to so many times as many steps.
         kept: a file with the state of the training of the one teacher, from which it goes on;
             written at each evaluation.
+        within: seconds of the training. Where the measured steps would take longer, they become
+            fewer: the rate falls sooner, or faster.
+        cuts: how an earlier training was cut, which this one repeats: the number of all steps
+            after which the rate began to fall, or to fall faster, and that of all steps with
+            which the training then ended.
     """
 
     optimizer: InnerOptimizer
@@ -172,11 +269,19 @@ class TeacherTraining:
     dropout: bool = True
     longer: int = 1
     kept: Path | None = None
+    within: float = math.inf
+    cuts: Mapping[int, int] = field(default_factory=dict)
 
     @dataclass(frozen=True)
     class Settings:
         teacher_steps: int = setting(
             2000, "most steps of a teacher; it stops early by eval_dataset", least=1
+        )
+        teacher_cuts: tuple[int, ...] = setting(
+            (),
+            "how a search ended a teacher's training in time: pairs of the steps after which the"
+            " rate began to fall, and of all steps then",
+            start=[],
         )
         teacher_optimizer: str = setting(
             "adam", "of the teacher; soap is better for text", table=TEACHER_OPTIMIZERS
@@ -197,7 +302,13 @@ class TeacherTraining:
         given = checked(cls.Settings, settings)
         make = TEACHER_OPTIMIZERS[given.teacher_optimizer]
         optimizer = make(given.teacher_learning_rate, weight_decay=given.teacher_weight_decay)
-        return cls(optimizer, given.teacher_steps, given.teacher_batch_size)
+        cuts = cuts_of("teacher_cuts", settings.get("teacher_cuts", ()))
+        return cls(optimizer, given.teacher_steps, given.teacher_batch_size, cuts=cuts)
+
+    @property
+    def whole(self) -> TeacherTraining:
+        """The same training, not cut."""
+        return replace(self, within=math.inf, cuts={})
 
     def train(self, learner: Learner, data: RealData, seed: int) -> Trained:
         """One teacher. Its initialisation, its minibatches and its dropout depend on `seed`. Raises
@@ -257,7 +368,7 @@ class TeacherTraining:
         curve: list[tuple[int, float]] = []
         if self.kept is not None and self.kept.exists():
             state, best, progress = self._going_on(start)
-        began = time.perf_counter() - progress.seconds
+        pace = Pace(self.within, progress)
         with tqdm(
             None,
             name,
@@ -268,14 +379,20 @@ class TeacherTraining:
             dynamic_ncols=True,
         ) as bar:
             while progress.step < progress.steps:
-                schedule = lr_schedule("warmup_stable_decay", progress.steps)
-                optimizer = replace(self.optimizer, lr_schedule=schedule)
+                end = min(self.cuts.get(progress.all_steps, progress.end), pace.end(progress))
+                if end < progress.end:
+                    progress.cut(end)
+                    bar.total = bar.n + progress.steps - progress.step
+                optimizer = replace(self.optimizer, lr_schedule=progress.share_of_rate)
                 (state,) = train_on(loss, optimizer, state, steps=1, every=1)
                 progress.step += 1
                 progress.all_steps += 1
                 bar.update()
                 is_last = progress.step == progress.steps
-                if validation is None or (progress.step % self._between and not is_last):
+                if progress.step % self._between and not is_last:
+                    continue
+                pace.mark(progress)
+                if validation is None:
                     continue
                 progress.error = validation(state.params)
                 if progress.step <= progress.held and not progress.has_stopped:
@@ -295,10 +412,11 @@ class TeacherTraining:
                 lowest = f"{progress.lowest:.3f}"
                 bar.set_postfix(validation=lowest, step=best.step, refresh=False)
                 if self.kept is not None:
-                    progress.seconds = time.perf_counter() - began
+                    progress.seconds = pace.seconds
                     self._keep(state, best, progress)
+        how = {"all_steps": progress.all_steps, "end": progress.steps, "cuts": progress.cuts}
         if best is None:
-            return Trained(state.params, progress.step, None, all_steps=progress.all_steps)
+            return Trained(state.params, progress.step, None, **how)
         has_risen = progress.error - progress.lowest
         is_last_best = has_risen <= _NOISE * (progress.before - progress.lowest)
         chosen = state if is_last_best else best
@@ -308,7 +426,7 @@ class TeacherTraining:
             progress.error if is_last_best else progress.lowest,
             still_learning=not progress.has_stopped,
             curve=tuple(curve),
-            all_steps=progress.all_steps,
+            **how,
         )
 
     def _has_stopped(self, progress: Progress, best: TrainingState) -> bool:
@@ -323,8 +441,13 @@ class TeacherTraining:
         return is_about_to_fall and is_allowed and not progress.has_stopped
 
     def _keep(self, state: TrainingState, best: TrainingState, progress: Progress) -> None:
-        numbers = torch.tensor([best.step, *astuple(progress)], dtype=torch.float64)
-        tensors = {**state.to_tensors("now"), **best.to_tensors("best"), "numbers": numbers}
+        *numbers, cuts = astuple(progress)
+        tensors = {
+            **state.to_tensors("now"),
+            **best.to_tensors("best"),
+            "numbers": torch.tensor([best.step, *numbers], dtype=torch.float64),
+            "cuts": torch.tensor(numbers_of_cuts(cuts), dtype=torch.int64),
+        }
         save_tensors(self.kept, {name: x.cpu().contiguous() for name, x in tensors.items()})
 
     def _going_on(self, start: Parameters) -> tuple[TrainingState, TrainingState, Progress]:
@@ -332,8 +455,9 @@ class TeacherTraining:
         try:
             tensors, _ = load_tensors(self.kept)
             best_step, *numbers = tensors["numbers"].tolist()
-            kinds = [type(value) for value in astuple(Progress(0, 0, 0))]
-            progress = Progress(*(kind(x) for kind, x in zip(kinds, numbers, strict=True)))
+            kinds = [type(value) for value in astuple(Progress(0, 0, 0))[:-1]]
+            known = (kind(x) for kind, x in zip(kinds, numbers, strict=True))
+            progress = Progress(*known, cuts_of("cuts", tensors["cuts"].tolist()))
             now = TrainingState.of_tensors("now", tensors, start, self.optimizer, progress.step)
             best = TrainingState.of_tensors("best", tensors, start, self.optimizer, int(best_step))
             return now, best, progress
@@ -358,12 +482,10 @@ class Labelling:
     Args:
         kinds: the models that are to be trained for it.
         given: trained teachers; None if they are to be trained.
-        kept: of the packing, see `TeacherTraining`.
     """
 
     kinds: tuple[Learner, ...]
     given: tuple[PreTrainedModel, ...] | None = None
-    kept: Path | None = None
 
     @classmethod
     def by(cls, teacher: GivenTeachers | UntrainedTeachers | None, learner: Learner) -> Labelling:
@@ -432,16 +554,11 @@ class Labelling:
         """
         training = settings.make_teacher_training()
         if farzi.carried is not None:
-            training = replace(training, count=1)
+            trained, packed = self.pack(farzi, data, settings, training)
+            facts = {} if trained is None else trained.facts("teacher")
+            return facts if packed is None else {**facts, **packed.facts("packing")}
         teachers = self.teachers(data, training, settings.seed)
         facts = {} if teachers[0].trained is None else teachers[0].trained.facts("teacher")
-        if farzi.carried is not None:
-            [teacher] = teachers
-            packing = settings.make_packing()
-            training = replace(training, kept=self.kept)
-            packed = packing(farzi, teacher, data, training, settings.storage, settings.seed)
-            broadcast(farzi.tensors)
-            return facts if packed is None else {**facts, **packed.facts("packing")}
         start = settings.make_start()
         if start.by_teacher:
             embeddings = teachers[0].learner.embeddings(teachers[0].params)
@@ -450,6 +567,25 @@ class Labelling:
         # Processors that differ would make labels that differ in the last bits.
         broadcast(farzi.tensors)
         return facts
+
+    def pack(
+        self, farzi: FarziData, data: RealData, settings: Any, training: TeacherTraining
+    ) -> tuple[Trained | None, Trained | None]:
+        """Writes the teacher into a summary that carries it, packed into few bits.
+
+        Args:
+            farzi, data, settings: as of a call; the summary is changed in place.
+            training: of the teacher, and of its packing in all but the steps.
+
+        Returns:
+            How the teacher was trained, and how it was packed; None where that was not done, or by
+            another process.
+        """
+        [teacher] = self.teachers(data, replace(training, count=1), settings.seed)
+        packing = settings.make_packing()
+        packed = packing(farzi, teacher, data, training, settings.storage, settings.seed)
+        broadcast(farzi.tensors)
+        return teacher.trained, packed
 
 
 def _trained(

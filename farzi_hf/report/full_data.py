@@ -91,6 +91,8 @@ class Tried:
     """On the validation part, as `validation_loss` has it; infinity if the training diverged."""
     step_seconds: float
     """Seconds of a step, in this trial."""
+    is_compared: bool = True
+    """Whether it was compared with another way."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ class FullData:
         return training.step_seconds(self.comparison.learner, self.data, self.seed)
 
     def trained(self, way: RealTraining, seconds: float, step_seconds: float, seed: int) -> Trained:
-        """A training that takes about so many seconds. Nothing is evaluated meanwhile.
+        """A training that takes about so many seconds: it is cut where its steps take longer.
+        Nothing is evaluated meanwhile.
 
         Args:
             way: to train.
@@ -145,7 +148,7 @@ class FullData:
         """
         steps = max(1, int(seconds / step_seconds))
         training = way.of(self.comparison.learner, self.mean_length, steps)
-        return training.train(
+        return replace(training, within=seconds).train(
             self.comparison.learner, replace(self.data, held_out=None, quiet=True), seed
         )
 
@@ -173,14 +176,19 @@ class FullData:
 
         Args:
             allowed: seconds for all trials and the row. Ways for which they do not suffice are left
-                out, but for two.
+                out. Where they do not suffice for two, the first way is taken without a trial.
         """
+        if (1 + 2 * _FIRST_PART) * seconds > allowed:
+            return Tried(self.ways[0], math.inf, self.step_seconds(self.ways[0]), False)
         ends = time.perf_counter() + allowed
         first: list[Tried] = []
+        trial = _FIRST_PART * seconds
         for way in self.ways:
-            if len(first) > 1 and time.perf_counter() + (1 + _FIRST_PART) * seconds > ends:
+            began = time.perf_counter()
+            if len(first) > 1 and began + trial + seconds > ends:
                 break
             first.append(self.tried(way, _FIRST_PART * seconds))
+            trial = time.perf_counter() - began
         first.sort(key=lambda tried: tried.error)
         finalists = first[:2]
         if self.has_dropout:
@@ -195,15 +203,21 @@ class FullData:
             finals.append(self.tried(tried.way, seconds, tried.step_seconds))
         return min(finals or first, key=lambda tried: tried.error)
 
-    def same_seconds(self, seconds: float, allowed: float = math.inf) -> Measured:
-        """The row of students that train for so many seconds, in the way that is best then.
+    def same_seconds(self, seconds: float, allowed: float = math.inf) -> Measured | None:
+        """The row of students that train for so many seconds, in the way that is best then; None
+        where there is no time for it.
 
         Args:
             seconds: of a student of the summary.
-            allowed: for the trials, see `best_in`.
+            allowed: for the trials and the row, see `best_in`.
         """
+        if seconds > allowed:
+            return None
         best = self.best_in(seconds, allowed)
-        return self.row(SAME_SECONDS, best.way, seconds, best.step_seconds)
+        row = self.row(SAME_SECONDS, best.way, seconds, best.step_seconds)
+        if best.is_compared:
+            return row
+        return replace(row, way=f"{row.way}, not compared with other ways for lack of time")
 
     def row(self, method: str, way: RealTraining, seconds: float, step_seconds: float) -> Measured:
         """The row of students that train in this way for so many seconds.
@@ -215,14 +229,16 @@ class FullData:
             step_seconds: of a step.
         """
         c = self.comparison
-        steps = max(1, int(seconds / step_seconds))
+        taken: list[int] = []
 
         def train(seed: int) -> Student:
             trained = self.trained(way, seconds, step_seconds, seed)
+            taken.append(trained.steps)
             return partial(c.learner.logits, trained.params)
 
-        row = c.trained(method, train, c.seeds, c.nbytes(c.splits["train"]), steps)
-        return replace(row, way=str(way))
+        planned = max(1, int(seconds / step_seconds))
+        row = c.trained(method, train, c.seeds, c.nbytes(c.splits["train"]), planned)
+        return replace(row, steps=round(np.mean(taken)), way=str(way))
 
     def long(self, seconds: float) -> Measured:
         """The row of students that train until the validation part says stop.

@@ -23,7 +23,7 @@ from farzi_hf.common.text import json_text
 from farzi_hf.distillation import FarziConfig, FarziTrainer, Learner
 from farzi_hf.distillation.learner import Parameters
 from farzi_hf.distillation.rows import validation_loss
-from farzi_hf.distillation.teacher import seconds_of
+from farzi_hf.distillation.teacher import numbers_of_cuts, seconds_of
 from farzi_hf.engine.devices import portions
 from farzi_hf.report.comparison import Comparison
 from farzi_hf.report.trial_folder import TrialFolder
@@ -49,6 +49,18 @@ _TIMED = 10
 """Steps of which the time is taken."""
 _FIRST = 100
 """Steps of the student of the first answer."""
+_OF_FIRST = 0.05
+"""Of the time, for that student. Where that is less than its steps take, it has fewer."""
+SHORTEST = 10
+"""Steps of a student in any case."""
+_VALIDATION = 1 / 6
+"""Of the time of a teacher's steps, that it takes to evaluate it meanwhile."""
+_FILES = 25.0
+"""Seconds of a processor, for the summary's files, card and figures (recipes/LOG.md)."""
+_OF_FILES = 0.15
+"""Of the time, for the same at most: what is learnt in a minute is small."""
+_KNOWN = 5.0
+"""Seconds of a processor after which one knows how others share it."""
 _FEWEST = 100
 """Steps of a teacher, however little time there is."""
 _MOST = 20_000
@@ -89,6 +101,9 @@ class SearchTrials:
     made: list[Trial] = field(default_factory=list)
     """In their order, those of earlier starts too."""
 
+    def __post_init__(self) -> None:
+        self._began = (time.perf_counter(), time.process_time())
+
     @property
     def folder(self) -> Path:
         """Where models are kept."""
@@ -120,6 +135,48 @@ class SearchTrials:
         """Seconds until the verdict is due."""
         return max(0.0, 60 * self.minutes - self.spent)
 
+    @property
+    def pace(self) -> tuple[float, float]:
+        """Seconds of a step of a student, and of measuring it, by the first answer; 0 before there
+        is one.
+        """
+        first = next((trial for trial in self.made if "first_steps" in trial.found), None)
+        if first is None:
+            return 0.0, 0.0
+        each = first.training_seconds / first.found["first_steps"]
+        return each, first.seconds - first.training_seconds
+
+    @property
+    def seconds_of_files(self) -> float:
+        """The seconds of files, card and figures, if others share the processor as they have shared
+        it since the search began.
+        """
+        seconds = time.perf_counter() - self._began[0]
+        processor = time.process_time() - self._began[1]
+        slower = max(1.0, seconds / processor) if processor > _KNOWN else 1.0
+        return slower * min(_FILES, _OF_FILES * 60 * self.minutes)
+
+    def decided(self, question: str, answer: Any) -> Any:
+        """The answer, which the clock has given; or that of an earlier start, however late the
+        search is now.
+        """
+        trial = self.kept.trial(question, lambda: {"found": {"answer": answer}}, question)
+        return trial.found["answer"]
+
+    def planned(
+        self, training: str, learner: Mapping[str, Any], seconds: float
+    ) -> tuple[int, float]:
+        """The steps of a training of this teacher, and the seconds in which it has to end.
+
+        Args:
+            training: its name.
+            learner: the architecture.
+            seconds: that it has at this start.
+        """
+        steps = self.steps_in(learner, seconds)
+        steps, seconds = self.decided(f"steps and seconds of {training}", [steps, seconds])
+        return steps, seconds
+
     def step_seconds(self, learner: Mapping[str, Any]) -> float:
         """Seconds of a step of a teacher, from a few steps that are timed."""
         trainer = self.trainer(learner, teacher_steps=_TIMED)
@@ -144,7 +201,7 @@ class SearchTrials:
             each = of_kind[-1]
         else:
             name = f"speed of {words_of(learner)}"
-            each = self.trial(name, make).found["seconds"]
+            each = (1 + _VALIDATION) * self.trial(name, make).found["seconds"]
         most = max(_MOST, _EPOCHS * len(self.splits["train"]) / self._rows_a_step)
         return int(rounded(max(_FEWEST, min(most, seconds / each))))
 
@@ -219,16 +276,27 @@ class SearchTrials:
     # -- kinds of trials ---------------------------------------------------------------------------
 
     def teacher(self, learner: Mapping[str, Any], seconds: float) -> Trial:
-        """A teacher that trains for so long, or until the validation part says stop; it is kept."""
-        steps = self.fixed.get("teacher_steps") or self.steps_in(learner, seconds)
+        """A teacher that trains for so long, or until the validation part says stop; it is kept.
+        Steps that are given are all taken.
+        """
         which = hashlib.sha256(json_text(dict(learner)).encode()).hexdigest()[:8]
-        folder = self.folder / f"teacher-{learner['model_type']}-{which}-{steps}"
+        name = f"teacher-{learner['model_type']}-{which}"
+        earlier = [trial for trial in self.made if trial.found.get("learner") == dict(learner)]
+        steps = self.fixed.get("teacher_steps")
+        within = math.inf
+        if not steps:
+            steps, within = self.planned(f"{name}, {len(earlier)}", learner, seconds)
+        # One of as many steps that was cut is not this one, which has more time.
+        cut = [trial for trial in earlier if trial.found.get("teacher_cuts")]
+        again = any(trial.found["teacher_steps"] == steps for trial in cut)
+        folder = self.folder / (f"{name}-{steps}-{len(earlier)}" if again else f"{name}-{steps}")
 
         def make() -> dict[str, Any]:
             began = time.perf_counter()
             trainer = self.trainer(learner, teacher_steps=steps)
             state = self.kept.state(folder.name)
-            training = replace(trainer.args.make_teacher_training(), kept=state)
+            training = trainer.args.make_teacher_training()
+            training = replace(training, kept=state, within=within)
             [teacher] = trainer.labelling.teachers(trainer.real_data, training, self.seed)
             config = self.task.learner_config(learner, self.length)
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
@@ -237,16 +305,18 @@ class SearchTrials:
             model.save_pretrained(folder)
             trained = teacher.trained
             taken = max(seconds_of(state), time.perf_counter() - began)
-            has_stopped = trained.steps < 0.9 * steps
-            stopped = ", and not better later" if trained.steps < steps else ""
+            has_stopped = not trained.still_learning or trained.steps < 0.9 * trained.end
+            stopped = ", and not better later" if trained.steps < trained.end else ""
+            cut = f", cut from {steps:,} by the clock" if trained.cuts else ""
             numbers = sum(x.numel() for x in teacher.params.values())
             return {
                 **self.judged(trainer, teacher.learner, teacher.params),
                 "nbytes": int(PACKINGS[0][2] * numbers / 8),
-                "why": f"best after {trained.steps:,} steps{stopped}",
+                "why": f"best after {trained.steps:,} steps{stopped}{cut}",
                 "found": {
                     "learner": dict(learner),
                     "teacher_steps": steps,
+                    "teacher_cuts": numbers_of_cuts(trained.cuts),
                     "steps": trained.steps,
                     "seconds": round(taken, 2),
                     "step_seconds": taken / trained.all_steps,
@@ -265,28 +335,44 @@ class SearchTrials:
             self.folder / teacher.found["folder"], trust_remote_code=False
         )
 
-    def first_answer(self, teacher: Trial, counted: Callable[[], str]) -> Trial:
+    def first_answer(
+        self, teacher: Trial, settings: Mapping[str, Any], counted: Callable[[], str]
+    ) -> Trial:
         """A student of the first teacher, rounded and no more, beside what counting gives: an
-        answer for those who will not wait.
+        answer for those who will not wait. It tells what the students of trials will take.
 
         Args:
             teacher: the trial of it.
+            settings: of the shortest students of trials.
             counted: what counting gives, in words. It is called where the trial is not kept.
         """
+        ids = settings["synthetic_batch_size"] * self.length / (self._rows_a_step * self.mean)
+        in_time = _OF_FIRST * 60 * self.minutes / (ids * teacher.found["step_seconds"])
+        steps = min(_FIRST, max(SHORTEST, int(in_time)))
+        own = {**settings, "inner_steps": steps, "storage": "coded6", "packing_steps": 0}
 
         def make() -> dict[str, Any]:
-            settings = {"storage": "coded6", "packing_steps": 0, "inner_steps": _FIRST}
-            trainer = self.trainer(teacher.found["learner"], self.model_of(teacher), **settings)
+            trainer = self.trainer(teacher.found["learner"], self.model_of(teacher), **own)
             trainer.tune_initialization()
             trainer.model.store_as("coded6")
-            judged = self.judged(trainer, trainer.learner, trainer.students.on_summary(0))
-            why = f"its teacher so far: {teacher.figure}; {counted()}"
-            return {**judged, "nbytes": trainer.model.nbytes, "why": why}
+            began = time.perf_counter()
+            student = trainer.students.on_summary(0)
+            taken = time.perf_counter() - began
+            return {
+                **self.judged(trainer, trainer.learner, student),
+                "nbytes": trainer.model.nbytes,
+                "training_seconds": round(taken, 3),
+                "why": f"its teacher so far: {teacher.figure}; {counted()}",
+                "found": {"first_steps": steps},
+            }
 
-        return self.trial(f"first answer: a student after {_FIRST} steps", make)
+        return self.trial(f"first answer: a student after {steps} steps", make)
 
-    def packed(self, teacher: Trial, settings: Mapping[str, Any]) -> Trial:
-        """One way to pack the teacher; the summary is kept."""
+    def packed(self, teacher: Trial, settings: Mapping[str, Any], seconds: float) -> Trial:
+        """One way to pack the teacher, within so many seconds of training, unless its steps are
+        given; the summary is kept.
+        """
+        within = math.inf if "packing_steps" in self.fixed else seconds
         learner = teacher.found["learner"]
         names = ("storage", "packing_penalty", "packing_steps")
         way = "-".join(str(settings[name]) for name in names)
@@ -294,20 +380,26 @@ class SearchTrials:
 
         def make() -> dict[str, Any]:
             trainer = self.trainer(learner, self.model_of(teacher), **settings)
-            trainer.labelling = replace(trainer.labelling, kept=self.kept.state(folder.name))
-            trainer.tune_initialization()
+            training = replace(
+                trainer.args.make_teacher_training(),
+                kept=self.kept.state(folder.name),
+                within=within,
+            )
             farzi = trainer.model
+            _, trained = trainer.labelling.pack(farzi, trainer.real_data, trainer.args, training)
+            cuts = [] if trained is None else numbers_of_cuts(trained.cuts)
             farzi.store_as(settings["storage"])
             params = {name: x.detach() for name, x in farzi.teacher.named_parameters()}
             judged = self.judged(trainer, Learner(farzi.teacher), params)
             farzi.save_pretrained(folder)
             is_too_large = farzi.nbytes > self.most
-            lost = f"{self._apart(judged['error'] - teacher.error)} than before packing"
+            cut = ", cut by the clock" if cuts else ""
+            lost = f"{self._apart(judged['error'] - teacher.error)} than before packing{cut}"
             return {
                 **judged,
                 "nbytes": farzi.nbytes,
                 "why": f"too large, more than {self.most:,} bytes" if is_too_large else lost,
-                "found": {**settings, "folder": folder.name},
+                "found": {**settings, "packing_cuts": cuts, "folder": folder.name},
             }
 
         penalty = settings["packing_penalty"]

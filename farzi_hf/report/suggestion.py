@@ -12,6 +12,10 @@ within bytes and minutes.
 4. **Students** train on the packed teacher, with some lengths, rates and numbers of rows.
 5. **The comparison** with real data has the rest of the time.
 
+Stages end by the clock. The steps of a teacher and of its packing are planned from a few steps that
+are timed; if later ones take longer, the training is cut (`TeacherTraining`, `within`). A stage
+leaves later ones what they need by the first answer, and what there is no time for does not begin.
+
 One choice has no trial, because each set that was measured gave the same answer (recipes/LOG.md):
 the summary carries its teacher, and makes the ids that students read. Fixed rows with labels of
 their own need a table of the vocabulary too, and students learn them by heart.
@@ -38,7 +42,7 @@ import torch
 from datasets import Dataset, DatasetDict
 
 from farzi_hf.common.files import exclusive
-from farzi_hf.common.text import as_written, count_of
+from farzi_hf.common.text import as_written, count_of, json_text
 from farzi_hf.data import flatten_sequences, random_sequences
 from farzi_hf.data.coding import stored_bytes
 from farzi_hf.data.streams import described
@@ -46,6 +50,7 @@ from farzi_hf.distillation import FarziConfig
 from farzi_hf.report.comparison import with_ids
 from farzi_hf.report.search_trials import (
     PACKINGS,
+    SHORTEST,
     SearchTrials,
     numbers_of,
     rate_for,
@@ -66,6 +71,12 @@ only.
 """
 _AT_LEAST = 0.6
 """Of their shares, that later stages have if an earlier one is late."""
+_FLOOR = 0.1
+"""Of its share, that a stage has however late it is."""
+_LONGER = 1.5
+"""Times the seconds of the first teacher, that a second one has at least."""
+_LATER = 0.5
+"""Of the seconds of a stage with several trials, by which the last one may be late."""
 _EQUAL = 0.01
 """Of the error, which is nats a token, or the mean ln r of ranks: of trials that differ by less,
 the first is taken, which is the cheapest.
@@ -84,8 +95,15 @@ _AGAIN = 3.0
 """How many trainings as long as a student's the comparison makes: the student once more, and all
 data for as many seconds, with a few trials.
 """
-_OF_COMPARISON = 0.05
-"""Of the time, for what else the comparison does: measuring, figures, files."""
+_AFTER_ROWS = 0.4
+"""Of the seconds of files, card and figures, those after the last row of the comparison."""
+_STUDENTS_NEED = 3
+"""Trainings of a student that there is time for in any case: a trial, and in the comparison one on
+the summary and one on all data.
+"""
+_MEASURED = 4
+"""Models that are measured from the first trial of a student on: it, and three of the comparison.
+"""
 _STUDENTS = (
     (100, 10, 0.03, "drawn"),
     (100, 10, 0.03, "written"),
@@ -299,9 +317,10 @@ class Search:
         packed = self.packing_stage(teacher)
         student = self.student_stage(teacher, packed)
         learner = teacher.found["learner"]
-        names = ("storage", "packing_penalty", "packing_steps")
+        names = ("storage", "packing_penalty", "packing_steps", "packing_cuts")
         of_packing = {name: packed.found[name] for name in names}
-        chosen = {"teacher_steps": teacher.found["teacher_steps"], **of_packing, **student.found}
+        of_teacher = {name: teacher.found[name] for name in ("teacher_steps", "teacher_cuts")}
+        chosen = {**of_teacher, **of_packing, **student.found}
         config = self.trials.config(learner, self.output_dir, **chosen)
         packed_summary = FarziData.from_pretrained(self.trials.folder / packed.found["folder"])
         summary = packed_summary.with_inputs(config.inputs)
@@ -313,19 +332,38 @@ class Search:
             summary=summary,
             teacher=(self.trials.model_of(teacher), teacher),
             packed=packed,
-            due=time.perf_counter() + self.trials.left,
+            due=time.perf_counter() + self.trials.left - _AFTER_ROWS * self.trials.seconds_of_files,
+            is_tried=student.error is not None,
         )
 
     # -- time --------------------------------------------------------------------------------------
 
     def seconds_of_stage(self, name: str) -> float:
         """The seconds that a stage may take: its share; less if the search is late."""
-        later = list(self.shares)[list(self.shares).index(name) + 1 :]
+        share = 60 * self.minutes * self.shares[name]
+        return max(_FLOOR * share, min(share, self.trials.left - self.seconds_after(name)))
+
+    def seconds_after(self, name: str) -> float:
+        """The seconds that the stages after this one have at least: a part of their shares, or what
+        they need by the first answer, if that is more.
+        """
+        stages = list(self.shares)
+        later = stages[stages.index(name) + 1 :]
         of_comparison = 1 - sum(self.shares.values())
-        reserved = _AT_LEAST * (sum(self.shares[stage] for stage in later) + of_comparison)
-        return min(
-            60 * self.minutes * self.shares[name], self.trials.left - 60 * self.minutes * reserved
-        )
+        of_students = of_comparison + self.shares["students"] * ("students" in later)
+        of_others = sum(self.shares[stage] for stage in later if stage != "students")
+        least = max(_AT_LEAST * 60 * self.minutes * of_students, self.seconds_of_students(name))
+        return _AT_LEAST * 60 * self.minutes * of_others + least
+
+    def seconds_of_students(self, name: str = "packing") -> float:
+        """The seconds that students need after the stage of that name: trials and the comparison of
+        the shortest ones, by the first answer.
+        """
+        each, measuring = self.trials.pace
+        steps = self.fixed.get("inner_steps", _STUDENTS[0][0])
+        done = name == "students"  # one of each
+        trainings = (_STUDENTS_NEED - done) * steps * each
+        return trainings + (_MEASURED - done) * measuring + self.trials.seconds_of_files
 
     # -- what is kept ------------------------------------------------------------------------------
 
@@ -397,8 +435,6 @@ class Search:
             minutes=minutes,
         )
 
-    # -- parts of a trial --------------------------------------------------------------------------
-
     # -- stages ------------------------------------------------------------------------------------
 
     def choose_threads(self) -> None:
@@ -430,16 +466,23 @@ class Search:
 
     def learner_stage(self) -> Trial:
         """The teacher of the architecture that is best after as many seconds as each of them has."""
-        seconds = self.seconds_of_stage("learners") / len(self.learners)
+        of_stage = self.seconds_of_stage("learners")
+        seconds = of_stage / len(self.learners)
+        until = self.trials.spent + (1 + _LATER) * of_stage
         tried: list[Trial] = []
         for learner in self.learners:
             reason = self._left_out(learner, tried)
+            has_time = not tried or self.trials.spent + seconds <= until
+            question = f"time for a {words_of(learner)}"
+            if reason is None and not self.trials.decided(question, has_time):
+                reason = "no time is left for it"
             if reason is not None:
                 self.show(f"{words_of(learner)} is not tried: {reason}")
                 continue
             tried.append(self.trials.teacher(learner, seconds))
             if len(tried) == 1:
-                self.trials.first_answer(tried[0], self._words_of_counting)
+                shortest = self._of_student(_STUDENTS[0], learner, "coded6")
+                self.trials.first_answer(tried[0], shortest, self._words_of_counting)
         best = min(trial.error for trial in tried)
         # What still learns is the better for being wide; of what has learnt all there is, the
         # smallest is enough.
@@ -476,33 +519,49 @@ class Search:
         """
         if first.found["stopped"]:
             return first
-        self.trials.teacher(first.found["learner"], self.seconds_of_stage("teacher"))
+        seconds = self.seconds_of_stage("teacher")
+        is_longer = seconds >= _LONGER * first.found["seconds"]
+        if not self.trials.decided("time for a longer teacher", is_longer):
+            self.show(f"no time is left for a longer teacher: {seconds:.0f} s")
+            return first
+        self.trials.teacher(first.found["learner"], seconds)
         teachers = [trial for trial in self.trials.made if "stopped" in trial.found]
         best = min(trial.error for trial in teachers)
         return next(trial for trial in teachers if trial.error <= best + _EQUAL)
 
     def packing_stage(self, teacher: Trial) -> Trial:
         """The teacher in the fewest bits that lose nothing beside the first that fit."""
-        seconds = self.seconds_of_stage("packing")
-        steps = min(
-            self.trials.steps_in(teacher.found["learner"], seconds), teacher.found["teacher_steps"]
-        )
-        until = self.trials.spent + 1.5 * seconds  # no third one, unless none fits
+        learner = teacher.found["learner"]
+        name = f"packing {teacher.found['folder']}"
+        steps, seconds = self.trials.planned(name, learner, self.seconds_of_stage("packing"))
+        steps = min(steps, teacher.found["teacher_steps"])
+        until = self.trials.spent + (1 + _LATER) * seconds  # no third one, unless none fits
         given = self.fixed.get("storage")
         ways = [way for way in PACKINGS if given in (None, way[0])]
         if not ways:
             ways = [(given, PACKINGS[0][1], 0.0)]
         best: Trial | None = None
+        larger: float | None = None  # bytes of the last one, for each bit of a number in the table
         for storage, penalty, bits in ways:
             is_last = storage == ways[-1][0]
             if bits * teacher.found["numbers"] / 8 > _SLACK * self.most and not is_last:
                 continue
-            if best is not None and self.trials.spent > until:
+            has_time = self.trials.left >= seconds + self.seconds_after("packing")
+            if best is not None:
+                has_time = has_time and self.trials.spent <= until
+            question = f"time for {name} in {storage}, penalty {penalty}"
+            has_time = self.trials.decided(question, has_time)
+            if best is not None and not has_time:
                 break
+            will_fit = is_last or larger is None or larger * bits <= self.most
+            if not has_time and not will_fit:
+                self.show(f"no time is left for {storage}, penalty {penalty}")
+                continue
             settings = self.trials.asked(
                 storage=storage, packing_penalty=penalty, packing_steps=steps
             )
-            trial = self.trials.packed(teacher, settings)
+            trial = self.trials.packed(teacher, settings, seconds)
+            larger = trial.nbytes / bits if bits else None
             if best is not None and trial.error > best.error + _EQUAL:
                 break
             if trial.nbytes <= self.most or is_last:
@@ -515,23 +574,69 @@ class Search:
         """
         learner = teacher.found["learner"]
         tried: list[Trial] = []
-        for steps, rows, rate, inputs in _STUDENTS:
-            settings = self.trials.asked(
-                inner_steps=steps,
-                synthetic_batch_size=rows * self.trials.wider,
-                inner_learning_rate=rate_for(learner, rate * self.trials.wider**0.25),
-                storage=packed.found["storage"],
-                inputs=inputs or self._better_inputs(tried, packed),
-            )
+        left_out: list[str] = []
+        for student in _STUDENTS:
+            settings = self._of_student(student, learner, packed.found["storage"])
+            if settings["inputs"] is None:
+                settings["inputs"] = self._better_inputs(tried, packed)
             if any(trial.found == settings for trial in tried):
                 continue  # the same again
-            if tried and not self._has_time_for(settings, tried, packed):
+            has_time = self._has_time_for(settings, tried, packed)
+            question = f"time for students of {json_text(settings)}, {packed.found['folder']}"
+            has_time = self.trials.decided(question, has_time)
+            if not tried and not has_time:
+                return self._not_tried(settings)
+            if not has_time:
+                left_out.append(f"{settings['inner_steps']:,} steps of {settings['inputs']} rows")
                 continue  # rows that are drawn may take less than those that are written
             tried.append(self.trials.student(learner, packed, settings))
             if tried[-1].error <= packed.error + (_CLOSE_RANKS if self.task.ranked else _CLOSE):
                 break
-        best = min(trial.error for trial in tried)
-        return next(trial for trial in tried if trial.error <= best + _EQUAL)
+        if left_out:
+            self.show(f"no time is left for students of {', '.join(left_out)}")
+        in_time = [trial for trial in tried if self._can_be_compared(trial)]
+        in_time = in_time or [min(tried, key=lambda trial: trial.training_seconds)]
+        best = min(trial.error for trial in in_time)
+        return next(trial for trial in in_time if trial.error <= best + _EQUAL)
+
+    def _can_be_compared(self, student: Trial) -> bool:
+        """Whether there is time to train this student again, and all data for as long."""
+        _, measuring = self.trials.pace
+        trainings = (_STUDENTS_NEED - 1) * student.training_seconds
+        needed = trainings + (_MEASURED - 1) * measuring + self.trials.seconds_of_files
+        question = f"time to compare {json_text(student.found)}"
+        return self.trials.decided(question, needed <= self.trials.left)
+
+    def _of_student(
+        self,
+        student: tuple[int, int, float, str | None],
+        learner: Mapping[str, Any],
+        storage: str,
+    ) -> dict[str, Any]:
+        """The settings of a line of `_STUDENTS`, as far as they are not given."""
+        steps, rows, rate, inputs = student
+        return self.trials.asked(
+            inner_steps=steps,
+            synthetic_batch_size=rows * self.trials.wider,
+            inner_learning_rate=rate_for(learner, rate * self.trials.wider**0.25),
+            storage=storage,
+            inputs=inputs,
+        )
+
+    def _not_tried(self, settings: dict[str, Any]) -> Trial:
+        """Students of these settings, for whose trial there is no time; of fewer steps where there
+        is no time to compare them either.
+        """
+        each, measuring = self.trials.pace
+        left = self.trials.left - (_MEASURED - 1) * measuring - self.trials.seconds_of_files
+        in_time = int(left / (_STUDENTS_NEED - 1) / max(each, 1e-9))
+        steps = min(settings["inner_steps"], max(SHORTEST, in_time))
+        steps = self.trials.decided("steps of students that are not tried", steps)
+        found = {**settings, **self.trials.asked(inner_steps=steps)}
+        self.show(
+            f"no time is left for a trial of students; they have {found['inner_steps']} steps"
+        )
+        return Trial("student, not tried", found=found)
 
     def _better_inputs(self, tried: Sequence[Trial], packed: Trial) -> str:
         """The inputs of those of the longest students that left less to learn, times their
@@ -548,14 +653,15 @@ class Search:
     ) -> bool:
         """Whether a student of these settings can be tried, and trained again in the comparison.
         Its time is that of the last one in the proportion of its steps, and that of writing rows,
-        if the last one has not written any.
+        if the last one has not written any; that of the first one is known by the first answer.
         """
+        if not tried:
+            return self.trials.left >= self.seconds_of_students()
         last = tried[-1]
         seconds = settings["inner_steps"] / last.found["inner_steps"] * last.training_seconds
         if settings["inputs"] != last.found["inputs"]:
             rows = settings["inner_steps"] * settings["synthetic_batch_size"]
             seconds += rows * self.trials.seconds_of_row(packed, settings["inputs"])
         measuring = last.seconds - last.training_seconds
-        return (
-            1 + _AGAIN
-        ) * seconds + measuring + _OF_COMPARISON * 60 * self.minutes <= self.trials.left
+        needed = (1 + _AGAIN) * seconds + measuring + self.trials.seconds_of_files
+        return needed <= self.trials.left

@@ -72,7 +72,8 @@ class Suggestion:
         summary: the packed teacher with these settings, ready for students.
         teacher: the teacher before it was packed, and the trial that trained it.
         packed: the trial that packed it.
-        due: `time.perf_counter()` when the verdict is due.
+        due: `time.perf_counter()` when the rows of the verdict are due.
+        is_tried: whether there was time for trials of students.
     """
 
     config: FarziConfig
@@ -82,6 +83,7 @@ class Suggestion:
     teacher: tuple[PreTrainedModel, Trial]
     packed: Trial
     due: float
+    is_tried: bool = True
 
     @property
     def seconds(self) -> float:
@@ -107,6 +109,9 @@ class Suggestion:
     def reasons(self) -> list[str]:
         """Each choice with its reason, a line each."""
         settings, packed = self.config, self.packed
+        students = "the best students that were tried"
+        if not self.is_tried:
+            students = "the shortest students, for there was no time to try any"
         return [
             (
                 f"learner: {words_of(self.learner)}, the best on the validation part in the time"
@@ -119,7 +124,7 @@ class Suggestion:
             ),
             (
                 f"inner_steps: {settings.inner_steps}, of {settings.synthetic_batch_size} rows,"
-                f" rate {settings.inner_learning_rate}: the best students that were tried"
+                f" rate {settings.inner_learning_rate}: {students}"
             ),
             "labels: a carried teacher, which was best on every set that was measured",
             (

@@ -179,7 +179,11 @@ class Verdict:
 
     @classmethod
     def of(
-        cls, c: Comparison, measured: Sequence[Measured], making: float | None = None
+        cls,
+        c: Comparison,
+        measured: Sequence[Measured],
+        making: float | None = None,
+        late: bool = False,
     ) -> Verdict:
         """The verdict on the first row.
 
@@ -187,6 +191,8 @@ class Verdict:
             measured: the summary's row first, "full data, long" or at least "full data" among the
                 others.
             making: seconds that it took to make the summary; None where nobody knows.
+            late: whether there was no time for all data in as many seconds. Then nobody knows that
+                a summary is worth it.
         """
         ours = measured[0]
         full = _best_of_full_data(c.task, measured)
@@ -214,8 +220,13 @@ class Verdict:
         answer = f"Worth it for {' and '.join(gains)}, with {words} of full data."
         if against:
             answer = f"Not worth it, because {'; and '.join(against)}."
+        elif late:
+            answer = (
+                "Not known to be worth it: no time was left to train on all data for as many"
+                " seconds. Give more --minutes."
+            )
         lines = _lines(c, measured, full, alternatives, facts)
-        return cls(not against, answer, tuple(lines), facts)
+        return cls(not against and not late, answer, tuple(lines), facts)
 
 
 def _best_of_full_data(task: Task, measured: Sequence[Measured]) -> Measured:
@@ -364,19 +375,27 @@ def first_rows(
         ours: the first row, or its name, if its student is to be trained.
         long: the row "full data, long", where it is known.
         due: `time.perf_counter()` when the rows should be there. Trials of all data for which the
-            time does not suffice are left out.
+            time does not suffice are left out, and then the row of as many seconds too: a line
+            says so.
     """
     one = replace(c, num_students=1)
+    began = time.perf_counter()
     first = on_summary(one, ours) if isinstance(ours, str) else ours
+    measuring = max(0.0, time.perf_counter() - began - first.seconds)
     full_data = FullData(one)
+    # Two models are to be measured from then on: this row's, and the carried teacher.
+    allowed = due - 2 * measuring - time.perf_counter()
+    same_seconds = full_data.same_seconds(first.seconds, allowed)
+    if same_seconds is None:
+        print(f"no time is left for a row: {SAME_SECONDS}", flush=True)
     measured = [
         first,
-        full_data.same_seconds(first.seconds, due - time.perf_counter()),
+        same_seconds,
         full_data.long(first.seconds) if long is None else long,
         *one.counted(),
+        None if c.farzi.carried is None else teacher(one),
     ]
-    carried = None if c.farzi.carried is None else teacher(one)
-    return measured if carried is None else [*measured, carried]
+    return [row for row in measured if row is not None]
 
 
 def compare(

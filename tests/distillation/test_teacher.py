@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from safetensors.torch import save_file
 from tiny_trainer import tiny_learner
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from farzi_hf import FarziData, FarziDataConfig, SASRecConfig
+from farzi_hf import FarziConfig, FarziData, FarziDataConfig, SASRecConfig
 from farzi_hf.common.tensors import save_tensors
 from farzi_hf.data import SequenceCollator, flatten_sequences
 from farzi_hf.data.seeds import Purpose, derive
@@ -23,13 +25,15 @@ from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
 from farzi_hf.distillation import teacher as teacher_module
 from farzi_hf.distillation.learner import whole
 from farzi_hf.distillation.packing import _rounded, _with_scales
-from farzi_hf.distillation.rows import RealData, real_batches, validation_loss
+from farzi_hf.distillation.rows import RealData, real_batches, train_on, validation_loss
 from farzi_hf.distillation.teacher import (
     Labelling,
     Teacher,
     TeacherTraining,
+    cuts_of,
     label,
     linear_head,
+    numbers_of_cuts,
     seconds_of,
 )
 from farzi_hf.engine import Direct, InnerAdam, InnerAdamW, Reversible, Tape
@@ -186,6 +190,151 @@ def test_the_best_state_is_returned_wherever_it_was():
     assert (later.steps, later.validation) == (8, 3)
     assert (before.steps, before.validation) == (3, 1)
     assert toy([math.inf] * 40).steps == 1
+
+
+@dataclass
+class Machine:
+    """A clock that only steps and evaluations move. Steps take `seconds[i]` from step `i` on."""
+
+    seconds: dict[int, float]
+    now: float = 0.0
+    steps: int = 0
+
+    def step(self, real, *given, **settings):
+        """Takes the place of `train_on`."""
+        self.now += self.seconds[max(first for first in self.seconds if first <= self.steps)]
+        self.steps += 1
+        return real(*given, **settings)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Makes the clock of this test one of a machine."""
+
+    def begin(seconds):
+        made = Machine(seconds)
+        monkeypatch.setattr(teacher_module.time, "perf_counter", lambda: made.now)
+        monkeypatch.setattr(teacher_module, "train_on", partial(made.step, train_on))
+        return made
+
+    return begin
+
+
+def held_out(params):
+    """A loss that always falls."""
+    return float((params["w"] - 4).abs().sum())
+
+
+def clocked(within=math.inf, steps=400, judge=held_out, **settings):
+    """A training of three numbers, whose loss on held-out rows always falls."""
+    start = {"w": torch.zeros(3, dtype=torch.float64)}
+    training = TeacherTraining(InnerAdam(0.01), steps, 1, within=within, **settings)
+    return training.run("Toy", lambda params, step: -params["w"].sum(), start, True, judge)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "taken"),
+    [
+        ({0: 1.0}, 400),  # as planned
+        ({0: 1.02}, 400),  # a little late is no reason
+        ({0: 3.0}, 133),
+        ({0: 1.0, 150: 3.0}, 233),  # slower while the rate stays
+        ({0: 1.0, 250: 3.0}, 300),  # slower while it falls
+        ({0: 1.0, 300: 30.0}, 305),
+        ({0: 3.0, 100: 0.5}, 133),  # what falls does not rise again
+        ({0: 500.0}, 2),  # there is time for nothing
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("judge", [held_out, None])
+def test_a_training_ends_in_its_seconds(seconds, taken, judge, machine):
+    clock = machine(seconds)
+    found = clocked(within=400.0, judge=judge)
+    late = 1000 if 500.0 in seconds.values() else 412 + 10 * max(seconds.values())
+    assert clock.now <= late
+    assert found.steps == found.all_steps == found.end == pytest.approx(taken, abs=8)
+    assert (found.cuts != {}) == (taken < 400)
+    assert len(found.cuts) <= 6
+
+
+def test_the_rate_falls_to_the_end_of_a_training_that_is_cut(machine, monkeypatch):
+    """After half of the seconds, on a straight line, to 0 at the end."""
+    rates = []
+    real = InnerAdam.rate
+
+    def rate(self, step):
+        rates.append(real(self, step))
+        return rates[-1]
+
+    monkeypatch.setattr(InnerAdam, "rate", rate)
+    machine({0: 4.0})
+    found = clocked(within=400.0)
+    assert found.cuts == {50: 100}
+    falling = [0.01 * (1 - i / 50) for i in range(50)]
+    assert rates == pytest.approx([0.01] * 50 + falling)
+
+
+@pytest.mark.parametrize("seconds", [{0: 3.0}, {0: 1.0, 150: 3.0, 210: 9.0}], ids=str)
+def test_a_training_repeats_how_another_one_was_cut(seconds, machine):
+    machine(seconds)
+    cut = clocked(within=400.0)
+    assert cut.cuts
+    machine({0: 1.0})
+    again = clocked(cuts=cuts_of("teacher_cuts", numbers_of_cuts(cut.cuts)))
+    assert again.cuts == cut.cuts
+    assert again.validation == cut.validation
+    assert torch.equal(again.params["w"], cut.params["w"])
+
+
+def test_a_training_that_was_cut_and_died_goes_on_to_the_same_end(machine, tmp_path):
+    """The seconds before its death count."""
+    clock = machine({0: 3.0})
+    whole = clocked(within=400.0)
+    kept = tmp_path / "training.safetensors"
+    for evaluations in (3, 9, 200):  # the second one dies after the cut
+        clock = machine({0: 3.0})
+        left = itertools.repeat(None, evaluations)
+
+        def mortal(params, left=left):
+            if next(left, "none") == "none":
+                raise KeyboardInterrupt
+            return held_out(params)
+
+        with suppress(KeyboardInterrupt):
+            found = clocked(within=400.0, judge=mortal, kept=kept)
+    assert clock.steps < 100
+    assert found.cuts == whole.cuts
+    assert torch.equal(found.params["w"], whole.params["w"])
+
+
+def test_a_training_that_goes_back_ends_in_its_seconds(machine):
+    """It learns no more after step 100, and notes that after 180; then there is no time for a
+    hundred steps more.
+    """
+    clock = machine({0: 1.0, 180: 3.0})
+    seen = itertools.count(1)
+    found = clocked(within=400.0, judge=lambda params: abs(next(seen) - 10) + 1.0)
+    assert clock.now <= 412
+    assert found.still_learning is False
+    assert found.all_steps == pytest.approx(180 + 220 / 3, abs=5)
+
+
+@pytest.mark.parametrize(
+    "cuts", [[400], [400, 300], [0, 10], [400, 600, 300, 500], ["400", "600"], "400:600", 3]
+)
+def test_cuts_that_are_none_are_named(cuts):
+    with pytest.raises(ValueError, match=r"teacher_cuts=.* is not usable; give pairs"):
+        TeacherTraining.of({"teacher_cuts": cuts})
+
+
+def test_a_config_names_cuts_that_are_none(tmp_path):
+    with pytest.raises(ValueError, match=r"packing_cuts=\[3\] is not usable"):
+        FarziConfig(str(tmp_path), packing_cuts=[3])
+    config = FarziConfig(str(tmp_path), teacher_cuts=[2, 3], packing_cuts=[4, 9])
+    assert config.make_teacher_training().cuts == {2: 3}
+    assert config.make_teacher_training().whole.cuts == {}
+    assert config.make_packing().cuts == (4, 9)
+    assert config.to_recipe()["teacher_cuts"] == [2, 3]
 
 
 @pytest.mark.parametrize("evaluations", [1, 3, 500])

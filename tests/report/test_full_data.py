@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 from tiny_trainer import tiny_trainer
 
+from farzi_hf.distillation import teacher
 from farzi_hf.distillation.teacher import TeacherTraining
 from farzi_hf.engine import InnerAdam
 from farzi_hf.report import full_data
 from farzi_hf.report.comparison import Comparison
-from farzi_hf.report.full_data import LONG, SAME_SECONDS, WAYS, FullData, RealTraining
+from farzi_hf.report.full_data import LONG, SAME_SECONDS, WAYS, FullData, RealTraining, Tried
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +45,52 @@ def test_a_row_takes_the_seconds_that_it_is_given(c):
     assert error[0] < error[1]
 
 
-def test_little_time_leaves_two_trials(c, monkeypatch):
+@pytest.mark.parametrize(("allowed", "ways"), [(1.8, 2), (2.1, 3), (1.6, 0)])
+def test_little_time_leaves_few_trials(allowed, ways, c, monkeypatch):
+    """A trial takes a third of the seconds, and the row all of them. One trial alone tells nothing,
+    so then the first way is taken without one.
+    """
+    now = [0.0]
     tried = []
-    real = FullData.tried
 
-    def counted(self, way, *given):
+    def trial(self, way, seconds, step_seconds=None):
         tried.append(way)
-        return real(self, way, *given)
+        now[0] += seconds
+        return Tried(way, 1.0 + len(tried), 0.001)
 
-    monkeypatch.setattr(FullData, "tried", counted)
-    FullData(c).best_in(0.1, allowed=0.0)
-    assert tried == list(WAYS[:2])
+    monkeypatch.setattr(full_data.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(FullData, "tried", trial)
+    monkeypatch.setattr(FullData, "step_seconds", lambda self, way: 0.002)
+    found = FullData(c).best_in(1.0, allowed)
+    assert tried == list(WAYS[:ways])
+    assert found.way == WAYS[0]
+    assert found.is_compared == bool(ways)
+
+
+def test_a_row_for_which_no_time_is_left_does_not_begin(c, monkeypatch):
+    monkeypatch.setattr(FullData, "trained", None)
+    assert FullData(c).same_seconds(1.0, allowed=0.9) is None
+
+
+def test_a_row_without_trials_says_so(c):
+    row = FullData(c).same_seconds(0.05, allowed=0.06)
+    assert row.way == f"{WAYS[0]}, not compared with other ways for lack of time"
+
+
+def test_a_training_on_all_data_ends_after_its_seconds(c, monkeypatch):
+    """Its steps were timed before another program began."""
+    now = [0.0]
+    real = teacher.train_on
+
+    def slow(*given, **settings):
+        now[0] += 0.03
+        return real(*given, **settings)
+
+    monkeypatch.setattr(full_data.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(teacher, "train_on", slow)
+    found = FullData(c).trained(WAYS[1], seconds=1.0, step_seconds=0.01, seed=1)
+    assert 0.9 < now[0] < 1.1
+    assert found.steps == pytest.approx(33, abs=3)
 
 
 def test_a_long_training_has_no_cap_while_it_learns(c, monkeypatch):

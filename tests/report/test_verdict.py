@@ -13,7 +13,7 @@ from tiny_trainer import tiny_trainer
 
 from farzi_hf.report.comparison import Comparison, Measured, pooled_row
 from farzi_hf.report.full_data import FULL, LONG, SAME_SECONDS
-from farzi_hf.report.verdict import Verdict, compare
+from farzi_hf.report.verdict import Verdict, compare, first_rows
 from farzi_hf.tasks import LanguageModeling, Recommendation
 
 TASK = LanguageModeling(None)
@@ -63,6 +63,30 @@ def test_a_small_summary_of_full_quality_is_worth_it():
     )
     assert found.facts["break_even"] == 4  # 300 s for 90 s each
     assert found.facts["share"] == pytest.approx(1.0)
+
+
+def test_nobody_knows_a_summary_to_be_worth_it_without_the_row_of_as_many_seconds():
+    rows = [
+        measured("Farzi", 50.0, 1000, 10.0),
+        measured(LONG, 50.0, 100_000, 100.0),
+    ]
+    late = Verdict.of(COMPARISON, rows, 300.0, late=True)
+    assert not late.worth
+    assert late.summary.startswith("Not known to be worth it: no time was left to train on all")
+    assert Verdict.of(COMPARISON, rows, 300.0).worth
+    worse = [*rows, measured("interpolated bigram", 40.0, 100_000)]
+    assert Verdict.of(COMPARISON, worse, 300.0, late=True).summary.startswith("Not worth it, bec")
+
+
+def test_rows_that_are_due_already_are_cut(tmp_path, sequences, tokenizer, capsys):
+    trainer = tiny_trainer(tmp_path, sequences, tokenizer, max_steps=0)
+    c = Comparison.of_trainer(trainer, sequences)
+    long = measured(LONG, 50.0, 100_000, 100.0)
+    found = first_rows(c, "Farzi", long, due=0.0)
+    names = [row.method for row in found]
+    assert names[:2] == ["Farzi", LONG]
+    assert SAME_SECONDS not in names
+    assert f"no time is left for a row: {SAME_SECONDS}\n" in capsys.readouterr().out
 
 
 def test_full_data_that_diverged_are_not_the_better_ones():

@@ -1,0 +1,144 @@
+"""The verdict comes within its minutes, whatever becomes of the machine. A clock that only work
+moves takes the place of the real one: every step, and every reading of a model's figures, takes
+seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+import yaml
+from tiny_recipes import leave_out_figures, use_small_data
+
+pytest.importorskip("matplotlib")
+from farzi_hf import FarziData
+from farzi_hf.cli import main
+from farzi_hf.distillation import inner_training, teacher
+from farzi_hf.report import Comparison, full_data, search_trials, suggestion
+from farzi_hf.report.suggestion import Search
+
+GPT2 = (
+    '{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "embd_pdrop": 0.0,'
+    ' "attn_pdrop": 0.0, "resid_pdrop": 0.0}'
+)
+MINUTES = 1.0
+STEP = 0.4
+"""Seconds of a step of a teacher, and of a student; on an idle machine."""
+MEASURING = 0.5
+
+
+@dataclass
+class Machine:
+    """A machine whose pace changes.
+
+    Attributes:
+        paces: how many times as long everything takes from that second on.
+        now: its clock.
+        steps: of teachers and of all data, as they were taken.
+    """
+
+    paces: dict[float, float]
+    now: float = 0.0
+    steps: list[float] = field(default_factory=list)
+
+    def work(self, seconds: float) -> None:
+        """Takes so many seconds of an idle machine."""
+        self.now += seconds * self.paces[max(since for since in self.paces if since <= self.now)]
+
+    def train_on(self, real, *given, **settings):
+        self.work(STEP)
+        self.steps.append(self.now)
+        return real(*given, **settings)
+
+    def on_summary(self, real, students, index=0):
+        self.work(students.steps * STEP)
+        return real(students, index)
+
+    def statistics(self, real, *given):
+        self.work(MEASURING)
+        return real(*given)
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Makes the machine of a test."""
+
+    def begin(paces):
+        made = Machine(paces)
+        for clock in ("perf_counter", "process_time"):
+            monkeypatch.setattr(time, clock, lambda: made.now)
+        for owner, name in (
+            (teacher, "train_on"),
+            (inner_training.Students, "on_summary"),
+            (Comparison, "statistics"),
+        ):
+            real = originals.setdefault(name, getattr(owner, name))
+            replaced = partial(getattr(made, name), real)
+            if isinstance(owner, type):
+                replaced = _method(replaced)
+            monkeypatch.setattr(owner, name, replaced)
+        return made
+
+    originals = {}
+    for name, value in {"_FEWEST": 4, "_TIMED": 2, "_FIRST": 4, "SHORTEST": 4}.items():
+        monkeypatch.setattr(search_trials, name, value)
+    students = ((4, 4, 0.02, "drawn"), (6, 4, 0.02, "drawn"), (30, 4, 0.02, "drawn"))
+    monkeypatch.setattr(suggestion, "_STUDENTS", students)
+    monkeypatch.setattr(suggestion, "_CLOSE", -10.0)
+    monkeypatch.setattr(full_data, "_TIMED", 2)
+    monkeypatch.setattr(Search, "choose_threads", lambda search: None)
+    use_small_data(monkeypatch)
+    leave_out_figures(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    return begin
+
+
+def _method(call):
+    return lambda self, *given: call(self, *given)
+
+
+def distilled(folder: str, *more: str) -> dict:
+    """The config that a search has chosen."""
+    options = ("--use_cpu", "true", "--disable_tqdm", "true", "--learner", GPT2)
+    more = (*more, "--minutes", str(MINUTES), "--go_on", "--output_dir", folder)
+    main(["distil", "sample", *options, *more])
+    with open(f"{folder}/config.yaml", encoding="utf-8") as file:
+        return yaml.safe_load(file)
+
+
+@pytest.mark.parametrize(
+    "paces",
+    [
+        {0.0: 1.0},
+        {0.0: 1.0, 1.5: 3.0},  # after a step of the teacher was timed
+        {0.0: 1.0, 25.0: 3.0},  # while the teacher trains
+        {0.0: 3.0, 40.0: 0.5},
+    ],
+    ids=str,
+)
+def test_the_verdict_comes_within_its_minutes(paces, machine, capsys):
+    made = machine(paces)
+    distilled("out")
+    assert "orth it" in capsys.readouterr().out
+    assert 0.6 * 60 * MINUTES < made.now < 1.1 * 60 * MINUTES
+
+
+def test_a_second_start_repeats_steps_and_not_the_clock(machine, capsys, tmp_path):
+    """And so does a run by the config that the search has written."""
+    machine({0.0: 1.0, 20.0: 3.0})
+    config = distilled("out")
+    cuts = config["teacher_cuts"]
+    assert cuts[-1] < config["teacher_steps"]
+    first = FarziData.from_pretrained("out/summary").fingerprint()
+    again = machine({0.0: 0.01})
+    (tmp_path / "out" / "results.json").unlink()
+    assert distilled("out") == config
+    assert "cut from" in capsys.readouterr().err
+    assert FarziData.from_pretrained("out/summary").fingerprint() == first
+    again.steps.clear()
+    main(["distil", "out/config.yaml", "--output_dir", "again", "--baselines", "head"])
+    assert FarziData.from_pretrained("again/summary").fingerprint() == first
+    assert len(again.steps) >= cuts[-1]
