@@ -64,8 +64,10 @@ def command(argv: Sequence[str]) -> None:
         if (
             out.is_symlink() or is_taken(out) or out.resolve() == Path.cwd()
         ):  # a shell would stay in a folder that is replaced
-            remedy = "choose another folder, not the one that you are in"
-            raise ValueError(f"OUT {str(out)!r} exists already and is not empty: {remedy}")
+            raise ValueError(
+                f"OUT {str(out)!r} is not empty, a link, or the working directory: choose a new or"
+                " empty folder"
+            )
         if not args.teacher:
             check_size("--rows", args.rows)
             check_size("--top_k", args.top_k)

@@ -144,7 +144,7 @@ def test_rows_of_a_fixed_summary(form, tmp_path):
     [
         (
             ["taken", "--teacher"],
-            r"OUT '.*taken' exists already and is not empty: choose another folder",
+            r"OUT '.*taken' is not empty, a link, or the working directory: choose",
         ),
         (["file", "--rows", "3"], r"OUT '.*file' exists already"),
         (["new", "--rows", "0"], "--rows must be an integer of at least 1, got 0"),
@@ -178,8 +178,8 @@ def test_the_folder_that_one_is_in_is_not_replaced(tmp_path, monkeypatch):
         with pytest.raises(
             SystemExit,
             match=(
-                f"farzi export: OUT '{out}' exists already and is not empty: choose another folder,"
-                " not the one that you are in"
+                f"farzi export: OUT '{out}' is not empty, a link, or the working directory: choose"
+                " a new or empty folder"
             ),
         ):
             main(["export", summary, out, "--rows", "3"])

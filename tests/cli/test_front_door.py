@@ -46,6 +46,8 @@ def test_one_command_ends_with_a_verdict_and_a_second_one_goes_on(tmp_path, caps
     assert "perplexity: lower is better." in said.err
     assert "left] " in said.err  # the time of the whole run
     assert "orth it" in said.out
+    # of which the verdict's last line writes SUMMARY
+    assert "The SUMMARY is farzi-mine. Next: farzi show farzi-mine," in said.out
     folder = tmp_path / "farzi-mine"
     farzi = FarziData.from_pretrained(folder / "summary")
     assert farzi.results.metrics["verdict"] in said.out
