@@ -144,9 +144,9 @@ def test_rows_of_a_fixed_summary(form, tmp_path):
     [
         (
             ["taken", "--teacher"],
-            r"OUT '.*taken' is not empty, a link, or the working directory: choose",
+            r"OUT '.*taken' is not empty, a file or a link, or the working directory: choose",
         ),
-        (["file", "--rows", "3"], r"OUT '.*file' exists already"),
+        (["file", "--rows", "3"], r"OUT '.*file' is not empty, a file or a link"),
         (["new", "--rows", "0"], "--rows must be an integer of at least 1, got 0"),
         (
             ["new", "--rows", "2", "--top_k", "-1"],
@@ -178,7 +178,7 @@ def test_the_folder_that_one_is_in_is_not_replaced(tmp_path, monkeypatch):
         with pytest.raises(
             SystemExit,
             match=(
-                f"farzi export: OUT '{out}' is not empty, a link, or the working directory: choose"
+                f"farzi export: OUT '{out}' is not empty, a file or a link, or the working directory: choose"
                 " a new or empty folder"
             ),
         ):
