@@ -65,8 +65,8 @@ def command(argv: Sequence[str]) -> None:
             out.is_symlink() or is_taken(out) or out.resolve() == Path.cwd()
         ):  # a shell would stay in a folder that is replaced
             raise ValueError(
-                f"OUT {str(out)!r} is not empty, a file or a link, or the working directory: choose a new or"
-                " empty folder"
+                f"OUT {str(out)!r} is not empty, a file or a link, or the working directory: choose"
+                " a new or empty folder"
             )
         if not args.teacher:
             check_size("--rows", args.rows)
