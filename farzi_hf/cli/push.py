@@ -1,6 +1,5 @@
 """`farzi push SUMMARY REPO`: uploads a saved summary to the Hub, written anew."""
 
-import re
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from farzi_hf.cli.program import ends_in_one_line, summary_at
+from farzi_hf.common.checks import check_licence_name
 from farzi_hf.common.text import terminal_text
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.store.hub import files_to_upload
@@ -78,12 +78,7 @@ def metrics_with(
             this library knows, and it is another one.
     """
     known = metrics.get("licence")
-    if licence is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", licence):
-        raise ValueError(
-            f"--licence {licence!r}: the Hub writes licences in small letters, without blanks; give"
-            " its name, such as cc-by-4.0, apache-2.0 or other"
-            " (https://huggingface.co/docs/hub/repositories-licenses)"
-        )
+    check_licence_name("--licence", licence)
     if licence is not None and licence != known and metrics.get("licence_text"):
         raise ValueError(
             f"--licence {licence!r}: the licence of these data is {known!r}; leave --licence out"

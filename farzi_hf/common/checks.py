@@ -1,6 +1,7 @@
 """Checks of arguments, and what their errors say."""
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -23,6 +24,20 @@ def check_size(name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> 
     if value > most:
         raise ValueError(f"{name} must be an integer of at most {most:,}, got {value!r:.200}")
     return int(value)
+
+
+def check_licence_name(name: str, value: str | None) -> None:
+    """Checks how a licence is written; None for none.
+
+    Raises:
+        ValueError: the Hub has no licence that is written so, and would refuse the card.
+    """
+    if value is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", value):
+        raise ValueError(
+            f"{name} {value!r:.200}: the Hub writes licences in small letters, without blanks; give"
+            " its name, such as cc-by-4.0, apache-2.0 or other"
+            " (https://huggingface.co/docs/hub/repositories-licenses)"
+        )
 
 
 def check_different(name: str, values: Any, least: float | None = None) -> None:

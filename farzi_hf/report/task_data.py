@@ -13,7 +13,7 @@ from typing import Any
 
 from datasets import DatasetDict
 
-from farzi_hf.common.checks import check_different
+from farzi_hf.common.checks import check_different, check_licence_name
 from farzi_hf.common.settings import converted, from_json, setting
 from farzi_hf.data import SAMPLE_INTERACTIONS, TEXTS, recognise
 from farzi_hf.data.own import INTERACTIONS, TEXT
@@ -158,6 +158,7 @@ class RunSettings:
         """Takes over the licence of a data set that this library knows, and refuses rows that it
         does not allow to be shown: now, and not when the summary is saved.
         """
+        check_licence_name("licence", self.licence)
         if self.dataset in PROVENANCES:
             known = PROVENANCES[self.dataset]["licence"]
             if self.licence not in (None, known):

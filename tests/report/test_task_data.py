@@ -91,6 +91,7 @@ def test_known_data_sets_and_their_recipes_are_as_before():
             r"splits=\[0, 1\], but held_out='last_items' has one split for all seeds",
         ),
         ({"text_column": "body", "user_column": "n"}, "text_column='body' is for text"),
+        ({"licence": "Apache 2.0"}, r"licence 'Apache 2\.0': .*such as cc-by-4\.0, apache-2\.0"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(folder, settings, message):
