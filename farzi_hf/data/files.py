@@ -4,9 +4,11 @@ those of a data set of the Hub.
 
 import glob
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 from datasets import IterableDataset, load_dataset
 from datasets.iterable_dataset import ExamplesIterable
 
+from farzi_hf.common.checks import did_you_mean
 from farzi_hf.common.text import reason, terminal_text
 from farzi_hf.data.opening import FOREIGN, UnusableFileError, ending
 from farzi_hf.data.rows import rows_of
@@ -140,16 +143,29 @@ def find_files(source: str | Path, data_dir: str | Path | None = None) -> Files 
     for foreign in FOREIGN:
         if ending(path) in foreign.endings and not path.is_dir():
             raise ValueError(
-                f"no file {str(path)!r}; where it is, {ending(path)} is {foreign.what}, which is"
-                f" not read: {foreign.remedy}"
+                f"no file {str(path)!r}; nor would it be read, because {ending(path)} is"
+                f" {foreign.what}: {foreign.remedy}"
             )
     is_name = data_dir is None and isinstance(source, str) and _HUB_NAME.fullmatch(source)
     if not is_name or path.is_dir() or ending(path) in BUILDERS:
+        wanted = "" if ending(path) in BUILDERS else f" and ends in {', '.join(BUILDERS)}"
+        near = did_you_mean(path.name, _names_beside(path))
         raise ValueError(
-            f"no file, folder or pattern matches {str(path)!r} and ends in"
-            f" {', '.join(BUILDERS)}{_what_is_there(others, links)}"
+            f"no file, folder or pattern matches {str(path)!r}{wanted}{near}"
+            f"{_what_is_there(others, links)}"
         )
     return None
+
+
+def _names_beside(path: Path) -> list[str]:
+    """The names in the folder of a path that does not exist, without hidden ones. None if the
+    folder cannot be read.
+    """
+    names: list[str] = []
+    if not path.exists():
+        with suppress(OSError):
+            names += sorted(os.listdir(path.parent))
+    return [name for name in names if not name.startswith(".")]
 
 
 def _ending_of_most_bytes(files: Iterable[Path]) -> str:

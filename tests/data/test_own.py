@@ -470,11 +470,19 @@ def test_a_data_set_of_the_hub_is_streamed_up_to_a_limit(hub, monkeypatch, caplo
 def test_a_missing_spreadsheet_is_not_looked_for_on_the_hub(monkeypatch):
     """Nobody has a data set of that name, and five retries take half a minute."""
     monkeypatch.setattr("farzi_hf.data.files.load_dataset", None)  # calling it fails
-    remedy = r"^no file 'orders.xlsx'; .*\.xlsx is a spreadsheet.*: save its sheet as .csv$"
+    remedy = r"^no file 'orders.xlsx'; .*\.xlsx is a spreadsheet: save its sheet as .csv$"
     with pytest.raises(ValueError, match=remedy):
         load_interactions("orders.xlsx")
     with pytest.raises(ValueError, match=remedy):
         recognise("orders.xlsx")
+
+
+def test_a_missing_file_is_compared_with_its_neighbours(tmp_path):
+    (tmp_path / "orders.csv").touch()
+    (tmp_path / ".orderz.csv").touch()
+    missing = re.escape(str(tmp_path / "order.csv"))
+    with pytest.raises(ValueError, match=f"matches '{missing}': did you mean orders.csv\\?$"):
+        load_interactions(tmp_path / "order.csv")
 
 
 # -- interactions ----------------------------------------------------------------------------------
