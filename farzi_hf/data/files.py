@@ -158,8 +158,8 @@ def find_files(source: str | Path, data_dir: str | Path | None = None) -> Files 
 
 
 def _names_beside(path: Path) -> list[str]:
-    """The names in the folder of a path that does not exist, without hidden ones. None if the
-    folder cannot be read.
+    """The names in the folder of a path that does not exist, without hidden ones: no names if
+    the folder cannot be read.
     """
     names: list[str] = []
     if not path.exists():
