@@ -83,7 +83,8 @@ def suggest(folder: Path) -> dict[str, Any]:
     config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     kept = json.loads((folder / "trials" / "trials.json").read_text(encoding="utf-8"))["trials"]
     errors = {key: trial.get("error") for key, trial in kept.items()}
-    packed = [name for name in kept if "coded" in name]
+    # What the search has decided by its clock is kept among the trials, without an error.
+    packed = [name for name, error in errors.items() if "coded" in name and error is not None]
     summaries = {name: summary_in(folder / "trials" / name) for name in packed}
     return {"config": {**config, "output_dir": None}, "errors": errors, "summaries": summaries}
 
