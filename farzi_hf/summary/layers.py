@@ -1,7 +1,9 @@
 """The layers of a teacher, for a student of its kind that has more of them or another width.
 
 More layers of equal width: the teacher's come first. Another width needs a map, which a kind of
-model has to have. GPT-2 normalises its states x (e,) before it reads them: x̂ = √e · x / ‖x‖, once the mean of x is
+model has to have.
+
+GPT-2 normalises its states x (e,) before it reads them: x̂ = √e · x / ‖x‖, once the mean of x is
 taken off. So the mean of what is written into the states never matters, and all that writes can be
 centred. States are then orthogonal to (1, …, 1). With a matrix M (e, w) whose columns' sum is
 orthogonal to all of them, a student of width w has the states y = x M, for which the same holds. If
@@ -172,7 +174,7 @@ class _Gpt2:
         its norm, to a space that is orthogonal to (1, …, 1).
         """
         states = _orthogonal_to_ones(self.width).T
-        tables = torch.cat([_normed(self.embedding), _normed(self.head)]) @ states
+        tables = torch.cat([normed(self.embedding), normed(self.head)]) @ states
         _, directions = torch.linalg.eigh(tables.T @ tables)  # the largest last
         count = min(width, self.width) - 1
         return states @ directions[:, -count:] @ _orthogonal_to_ones(width)[:count]
@@ -283,7 +285,8 @@ def _centred(x: Tensor) -> Tensor:
     return x - x.mean(-1, keepdim=True)
 
 
-def _normed(table: Tensor) -> Tensor:
+def normed(table: Tensor) -> Tensor:
+    """A table, divided by its norm."""
     return table / table.norm().clamp_min(torch.finfo(table.dtype).tiny)
 
 

@@ -29,7 +29,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from farzi_hf.summary.layers import layers_at_another_width, layers_of_a_deeper_model
+from farzi_hf.summary.layers import (
+    layers_at_another_width,
+    layers_of_a_deeper_model,
+    normed,
+)
 from farzi_hf.summary.soft_tokens import check_student, vocabulary_size
 from farzi_hf.summary.teacher import no_padding, parameter_names, whole
 
@@ -353,7 +357,7 @@ def maps_between(tables: Tables, widths: tuple[int, int | None], is_tied: bool =
         return Maps(lambda rows: rows[..., of_inputs], lambda rows: rows[..., of_head] / copies)
     shares_space = e == k and widths[0] == widths[1]
     if shares_space:
-        both = torch.cat([_normed(tables.inputs), _normed(tables.head)])
+        both = torch.cat([normed(tables.inputs), normed(tables.head)])
         shared = _map(both, widths[0])
         return Maps(shared, shared)
     of_inputs = _map(tables.inputs, widths[0])
@@ -367,10 +371,6 @@ def _copied_columns(own: int, width: int) -> tuple[Tensor, Tensor]:
     """
     columns = torch.arange(width) % own
     return columns, torch.bincount(columns)[columns]
-
-
-def _normed(table: Tensor) -> Tensor:
-    return table / table.norm().clamp_min(torch.finfo(table.dtype).tiny)
 
 
 def _map(table: Tensor, width: int) -> Callable[[Tensor], Tensor]:
