@@ -17,7 +17,9 @@ SECONDS = 900
 
 
 def kept(outputs: Sequence[NotebookNode]) -> list[NotebookNode]:
-    """The outputs of a cell without stderr. Lines of stdout that stderr had parted are one again."""
+    """The outputs of a cell without stderr. Parts of stdout between which stderr stood are one
+    again.
+    """
     found: list[NotebookNode] = []
     for output in outputs:
         name = output.get("name")

@@ -1,5 +1,5 @@
-"""farzi_hf: distil text, or the item histories of users, into a small summary that trains new models
-fast.
+"""farzi_hf: distil text, or the item histories of users, into a small summary that trains new
+models fast.
 
     # distil
     from farzi_hf import FarziConfig, FarziTrainer

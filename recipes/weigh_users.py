@@ -194,8 +194,8 @@ def split_rows(args: Namespace, split: int) -> list[dict[str, Any]]:
         )
         hits = float(np.mean([each["hr@100"] for each in measured]))
         print(
-            f"{way.name}: {bots} bots, HR@100 {100 * hits:.1f} %, dev {problem.dev_loss(way.name):.3f},"
-            f" {seconds:.0f} s",
+            f"{way.name}: {bots} bots, HR@100 {100 * hits:.1f} %, dev"
+            f" {problem.dev_loss(way.name):.3f}, {seconds:.0f} s",
             flush=True,
         )
     return found

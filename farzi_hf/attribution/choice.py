@@ -151,8 +151,8 @@ def choose(
         test: rows of the targets that nothing was chosen by.
         trainings: fresh models for each way.
         measured_in: the trainings of these models; by default those of the problem.
-        folder: keeps what each way has chosen, and how good it is. A later call with the same problem
-            and parts goes on from there.
+        folder: keeps what each way has chosen, and how good it is. A later call with the same
+            problem and parts goes on from there.
         tell: is called with each way when it is measured.
 
     Raises:

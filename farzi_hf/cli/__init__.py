@@ -45,7 +45,9 @@ FRONT = {
 _ALSO = {"distill": "distil"}  # the other spelling
 _COLUMN_OF_ARGPARSE = 24
 _COLUMN_OF_FRONT = 30
-"""Where the texts of options begin: on screens of argparse; in `front_door.txt` and `--help_all`."""
+"""Where the texts of options begin: on screens of argparse, and in `front_door.txt` and
+`--help_all`.
+"""
 SCREENS = Path(__file__).with_name("help.json")
 
 _USAGE = """usage: farzi COMMAND …

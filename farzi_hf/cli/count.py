@@ -62,8 +62,8 @@ def command(argv: Sequence[str]) -> None:
         uses = [name for name in _USES if getattr(args, name) is not None]
         if uses and Path(args.data).is_file():
             raise ValueError(
-                f"{args.data!r} is a file of data: count it first, with farzi count DATA --output_dir"
-                f" OUT; then farzi count OUT --{uses[0]} …"
+                f"{args.data!r} is a file of data: count it first, with farzi count DATA"
+                f" --output_dir OUT; then farzi count OUT --{uses[0]} …"
             )
         if len(uses) > 1:
             raise ValueError(f"--{' and --'.join(uses)} are both given: give one of them")

@@ -124,7 +124,8 @@ class FrontDoor:
         seed, *others = self.data.seeds(self._args.seed)
         if others:
             raise ValueError(
-                f"splits={[seed, *others]}: the trials see one split, and in it test users of the others;"
+                f"splits={[seed, *others]}: the trials see one split, and in it test users of the"
+                " others;"
                 " choose with farzi suggest DATA > config.yaml, then farzi distil config.yaml"
                 " --splits …"
             )

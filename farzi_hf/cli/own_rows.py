@@ -110,8 +110,8 @@ class Answers(Reading):
             begin = text.find(content, begin)
             if begin < 0:
                 raise ValueError(
-                    f"{where}: the tokenizer's template does not write the text of a message; name the"
-                    " --column, and the whole chat is predicted"
+                    f"{where}: the tokenizer's template does not write the text of a message;"
+                    " name the --column, and the whole chat is predicted"
                 )
             end = begin + len(content)
             if message["role"] == "assistant":

@@ -200,8 +200,8 @@ class Left:
         said = replace(found, added=())
         if not same:
             raise ValueError(
-                f"{str(summary)!r} has changed since this run wrote it ({said}): move it away, and the"
-                " same command makes it again"
+                f"{str(summary)!r} has changed since this run wrote it ({said}): move it away,"
+                " and the same command makes it again"
             )
         logger.warning("%s has changed since this run wrote it: %s.", folder, said)
         return True

@@ -131,7 +131,9 @@ def _parser() -> ArgumentParser:
         "--trainings",
         type=int,
         default=3,
-        help="fresh models that are trained on the choice of each way, to compare them (default: 3)",
+        help=(
+            "fresh models that are trained on the choice of each way, to compare them (default: 3)"
+        ),
     )
     parser.add_argument(
         "--cold",

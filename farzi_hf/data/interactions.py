@@ -92,8 +92,8 @@ class Interactions:
         users = len(self.sequences)
         if users < 10:
             raise ValueError(
-                f"the data have {count_of(users, 'user')}, and a split of 80 / 10 / 10 % needs 10 or"
-                " more; choose --held_out last_items"
+                f"the data have {count_of(users, 'user')}, and a split of 80 / 10 / 10 % needs 10"
+                " or more; choose --held_out last_items"
             )
         order = stream(seed, Purpose.SPLIT).permutation(users)
         held_out = users // 10

@@ -110,8 +110,8 @@ def recognise(
     of_interactions = user_column or item_column
     if of_interactions and text_column:
         raise ValueError(
-            f"text_column={text_column!r} is for text, but {of_interactions!r} for interactions: give"
-            " one of them"
+            f"text_column={text_column!r} is for text, but {of_interactions!r} for interactions:"
+            " give one of them"
         )
     if text_column:
         return TEXT

@@ -32,8 +32,8 @@ def interactions_of(table: pa.Table, source: Any, given: Given) -> pa.Table:
         return _of_lists(table, chosen, lists, source)
     if chosen.user is None:
         raise ValueError(
-            f"{source}: column {chosen.item!r} has one item in each row, and no column holds the users:"
-            " name yours with user_column"
+            f"{source}: column {chosen.item!r} has one item in each row, and no column holds the"
+            " users: name yours with user_column"
         )
     times = _equal_times(len(table)) if chosen.timestamp is None else table[chosen.timestamp]
     return with_names(table[chosen.user], items, times, chosen)

@@ -129,7 +129,8 @@ def memory_of(
     copied = written.copied(learned, n)
     usual = others.copied(learned, n)
     words = (
-        f"{100 * copied:.1f} % of the {n}-grams that the teacher writes are in the training data; so"
+        f"{100 * copied:.1f} % of the {n}-grams that the teacher writes are in the training data;"
+        " so"
         f" are {100 * usual:.1f} % of those of held-out data of the same size. The longest run that"
         f" it copies has {written.longest_copied(learned)} entries; that of the held-out data has"
         f" {others.longest_copied(learned)}. Whether a row was in the training data can be guessed"

@@ -1,8 +1,8 @@
 """FarziTrainer: a `transformers.Trainer` whose trained model is the summary.
 
-It holds its parts: the `FirstSummary` that it begins with, the `TrainingRun` in its folder, `Students`
-that measure the summary, the rows, the labels' source and the callbacks. Its methods are those of
-Trainer that differ here.
+It holds its parts: the `FirstSummary` that it begins with, the `TrainingRun` in its folder,
+`Students` that measure the summary, the rows, the labels' source and the callbacks. Its methods are
+those of Trainer that differ here.
 """
 
 import logging

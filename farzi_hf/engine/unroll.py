@@ -352,7 +352,7 @@ def _warn_of_tf32(x: Tensor) -> None:
 
 
 def _shown(value: Any) -> str:
-    """A value as an error shows it: of one that prints several lines, such as a module, its type."""
+    """A value as an error shows it: its type, where it prints several lines, as a module does."""
     printed = repr(value)
     return type(value).__name__ if "\n" in printed else printed[:80]
 

@@ -195,7 +195,7 @@ class FullData:
             finalists.append(replace(first[0], way=replace(first[0].way, dropout=True)))
         finals: list[Tried] = []
         for tried in finalists:
-            # A first final trial says nothing without a second one; and the row itself takes as long.
+            # A first final trial says nothing without a second one. The row itself takes as long.
             is_first = not finals and len(finalists) > 1
             trainings = 3 if is_first else 2
             if ends - time.perf_counter() < trainings * seconds:
@@ -275,7 +275,8 @@ class FullData:
         return replace(row, steps=steps, way=chosen, still_learning=still_learning)
 
     def _long_training(self, training: TeacherTraining, seed: int, longer: int) -> Trained:
-        """One model, trained until the held-out rows say stop; one that diverged stays at its start.
+        """One model, trained until the held-out rows say stop. One that diverged stays at its
+        start.
 
         Args:
             training: how.

@@ -1,5 +1,5 @@
-"""The trials of a search: a teacher, a teacher in few bits, a student. Each is made once and kept on
-the disk with its result. `suggestion.Search` says which are made, and takes one.
+"""The trials of a search: a teacher, a teacher in few bits, a student. Each is made once and kept
+on the disk with its result. `suggestion.Search` says which are made, and takes one.
 """
 
 from __future__ import annotations
@@ -184,8 +184,8 @@ class SearchTrials:
         return training.step_seconds(trainer.learner, trainer.real_data, self.seed)
 
     def steps_in(self, learner: Mapping[str, Any], seconds: float) -> int:
-        """As many steps of a teacher as fit into these seconds, by the last teacher of this kind, or
-        by a few steps that are timed.
+        """As many steps of a teacher as fit into these seconds, by the last teacher of this kind,
+        or by a few steps that are timed.
         """
 
         def make() -> dict[str, Any]:
@@ -467,8 +467,8 @@ def times_the_rows(fixed: Mapping[str, Any]) -> int:
 
 
 def rate_for(learner: Mapping[str, Any], rate: float) -> float:
-    """The rate of this learner, of a rate at a width of 16: wider models need smaller ones. The root
-    is what served from 16 to 64.
+    """The rate of this learner, of a rate at a width of 16: wider models need smaller ones. The
+    root is what served from 16 to 64.
     """
     return rounded(rate * math.sqrt(16 / width_of(learner)))
 

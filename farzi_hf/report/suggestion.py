@@ -195,8 +195,8 @@ def suggest(
 
 @dataclass
 class Search:
-    """The stages of the search on one data set: which trials are made, and which of them is taken. For
-    arguments see `suggest`.
+    """The stages of the search on one data set: which trials are made, and which of them is taken.
+    For arguments see `suggest`.
 
     Args:
         splits: train and validation, and test if there is one.

@@ -100,8 +100,8 @@ class TrialFolder:
             return False
         if not expected or differ.added:
             raise ValueError(
-                f"{str(folder)!r} has changed since this search wrote it ({differ}): move it away, and"
-                " this trial is made again"
+                f"{str(folder)!r} has changed since this search wrote it ({differ}): move it"
+                " away, and this trial is made again"
             )
         self.show(f"{folder} is damaged ({differ}): this trial is made again")
         shutil.rmtree(folder)

@@ -191,7 +191,7 @@ def _tables(
     count = min(len(positions), len(theirs.positions))
     positions[:count] = theirs.positions[:count] @ to_student
     yield "transformer.wpe.weight", positions
-    # GPT-2's head has no bias. States are orthogonal to (1, …, 1), so this direction is free for it.
+    # GPT-2's head has no bias. States are orthogonal to (1, …, 1), so this direction can hold it.
     alone = torch.full((width,), width**-0.5, dtype=torch.float64)
     head = theirs.head @ to_student * gain
     yield "lm_head.weight", head + theirs.head_bias[:, None] * alone

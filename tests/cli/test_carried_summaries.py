@@ -178,8 +178,8 @@ def test_the_folder_that_one_is_in_is_not_replaced(tmp_path, monkeypatch):
         with pytest.raises(
             SystemExit,
             match=(
-                f"farzi export: OUT '{out}' is not empty, a file or a link, or the working directory: choose"
-                " a new or empty folder"
+                f"farzi export: OUT '{out}' is not empty, a file or a link, or the working"
+                " directory: choose a new or empty folder"
             ),
         ):
             main(["export", summary, out, "--rows", "3"])

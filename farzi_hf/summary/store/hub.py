@@ -122,8 +122,8 @@ def _check_no_other_data(repo_id: str, present: Collection[str], files: Collecti
     of_others = set(present) - {".gitattributes", layout.CARD}
     if of_others and set(present) & set(files):
         raise ValueError(
-            f"{repo_id} holds {min(of_others)!r} and no summary, and a push would replace its files:"
-            " choose another"
+            f"{repo_id} holds {min(of_others)!r} and no summary, and a push would replace its"
+            " files: choose another"
         )
 
 
