@@ -162,6 +162,10 @@ class Gpt2:
         self.head_bias = head @ shift
         self.head = _centred(head * gain)
 
+    def states(self, ids: Tensor) -> Tensor:
+        """(n, L, e): what the first layer gets for ids (n, L)."""
+        return self.embedding[ids] + self.positions[: ids.shape[1]]
+
     def gain(self, width: int) -> float:
         """Of the norms of a student of width w: √(e / w)."""
         return (self.width / width) ** 0.5

@@ -39,7 +39,8 @@ def student_trainer(
     """
     farzi.forms.inputs.check_ready()
     check_student(model, farzi.config.vocab_size)
-    start.set_into(model, farzi.forms.labels.model)
+    rows = farzi.forms.rows_of_start(farzi.tensors, farzi.config.seed)
+    start.set_into(model, farzi.forms.labels.model, rows)
     names = signature(Trainer).parameters
     settings = {name: x for name, x in changes.items() if name not in names}
     of_trainer = {name: x for name, x in changes.items() if name in names}

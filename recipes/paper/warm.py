@@ -171,7 +171,7 @@ class Bench:
         }
         training = SyntheticTraining.of(inner, farzi.forms)
         if cell.matched:
-            training = matched(training, self.farzi, learner, cell)
+            training = matched(training, self.farzi, learner, cell, seed)
         fresh = learner.initial_parameters(seed)
         began = time.process_time()
         values = STARTS[cell.start](self.farzi, learner.model, seed)
@@ -344,7 +344,8 @@ def repeated(farzi: FarziData, width: int, seed: int) -> tuple[Map, Map]:
 
 def warm(farzi: FarziData, model: PreTrainedModel, seed: int) -> Values:
     """What `FarziData.start` sets."""
-    return start_values(farzi.teacher, model)
+    rows = farzi.forms.rows_of_start(farzi.tensors, seed)
+    return start_values(farzi.teacher, model, rows)
 
 
 _LAYER = re.compile(r"\.(?:h|layers)\.(\d+)\.")
@@ -441,13 +442,13 @@ class MatchedTraining(SyntheticTraining):
 
 
 def matched(
-    training: SyntheticTraining, farzi: FarziData, learner: Learner, cell: Cell
+    training: SyntheticTraining, farzi: FarziData, learner: Learner, cell: Cell, seed: int
 ) -> MatchedTraining:
     """The training with the states of a GPT-2 matched, in the student's width and by the map of its
     start: that which has made its input embedding of the teacher's.
     """
     tables = tables_of(farzi.teacher)
-    found = start_values(farzi.teacher, learner.model)
+    found = warm(farzi, learner.model, seed)
     embedding = next(iter(found.values())).double()
     centred = tables.inputs - tables.inputs.mean(1, keepdim=True)
     to_width = torch.linalg.lstsq(centred.double(), embedding).solution.float()
