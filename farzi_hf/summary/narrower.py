@@ -45,11 +45,12 @@ from farzi_hf.summary.layers import (
 )
 
 Rows = Callable[[int], Tensor]
-"""Makes ids (n, L) of about so many positions."""
+"""Makes ids (n, L) of about so many positions, L at most `LONGEST_ROW`."""
+LONGEST_ROW = 512
 _POSITIONS = 2**14
 """The most positions of all rows."""
 _WORK = 4 * 10**10
-"""The most positions times parameters of a teacher."""
+"""The most positions times what one of them costs, in parameters of a teacher."""
 _NUMBERS = 2**24
 """The most numbers of what all positions have in a layer, and of logits that are there at once."""
 _LEAST = 16
@@ -86,9 +87,10 @@ def narrower_layers(teacher: PreTrainedModel, model: PreTrainedModel, rows: Rows
 def _positions(teacher: GPT2LMHeadModel) -> int:
     """How many positions a teacher reads."""
     config = teacher.config
-    numbers = sum(x.numel() for x in teacher.parameters())
+    scores = config.n_layer * config.n_head * LONGEST_ROW
+    cost = sum(x.numel() for x in teacher.parameters()) + scores
     widest = max(config.n_inner or 4 * config.n_embd, 3 * config.n_embd)
-    return min(_POSITIONS, _WORK // numbers, _NUMBERS // widest)
+    return min(_POSITIONS, _WORK // cost, _NUMBERS // widest)
 
 
 def _narrower(theirs: Gpt2, model: GPT2LMHeadModel, teacher: _Reader, ids: Tensor) -> Values:

@@ -348,6 +348,11 @@ def warm(farzi: FarziData, model: PreTrainedModel, seed: int) -> Values:
     return start_values(farzi.teacher, model, rows)
 
 
+def weights_alone(farzi: FarziData, model: PreTrainedModel, seed: int) -> Values:
+    """The same without rows on which a narrower student's start looks at the teacher's states."""
+    return start_values(farzi.teacher, model)
+
+
 _LAYER = re.compile(r"\.(?:h|layers)\.(\d+)\.")
 
 
@@ -398,6 +403,7 @@ def part_of(kept_name: str) -> Callable[..., Values]:
 STARTS: dict[str, Callable[[FarziData, PreTrainedModel, int], Values]] = {
     "random": lambda farzi, model, seed: {},
     "warm": warm,
+    "weights alone": weights_alone,
     "inputs alone": part_of("inputs"),
     "head alone": part_of("head"),
     "zeros": wider(zeros),
@@ -515,6 +521,15 @@ def matched_states() -> Iterator[Cell]:
             yield Cell(student, "warm", "written", steps, 40, rate, matched=weight)
 
 
+def narrower_students() -> Iterator[Cell]:
+    """Starts and rates of a narrower student of the teacher's kind."""
+    starts = ("weights alone", "warm")
+    for start in starts:
+        yield Cell("GPT-2 32", start, "written", 1, 40, 1e-9)
+    for steps, rate, start in product((30, 100, 300), (0.021, 0.0106, 0.005), starts):
+        yield Cell("GPT-2 32", start, "written", steps, 40, rate)
+
+
 RATES = ((40, 0.0075), (40, 0.015), (40, 0.03), (10, 0.0075), (10, 0.015))
 """Rows of a step and the rate."""
 
@@ -554,6 +569,7 @@ PARTS: dict[type, dict[str, list[Cell]]] = {
         "pieces": list(pieces()),
         "states": list(states()),
         "matched": list(matched_states()),
+        "narrower": list(narrower_students()),
         "rates": list(rates()),
         "lengths": list(lengths()),
     },

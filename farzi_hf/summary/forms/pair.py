@@ -11,14 +11,12 @@ from torch import Tensor
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.summary.endless import DrawnRows, EndlessRows, WrittenRows
 from farzi_hf.summary.forms.base import Inputs, Labels, Position, Tensors, TrainerRow
-from farzi_hf.summary.narrower import Rows
+from farzi_hf.summary.narrower import LONGEST_ROW, Rows
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.store.budget import Budget
 
 _WRITTEN = 3
 """Ids that a teacher writes when a summary is loaded, to see whether it can."""
-_LONG = 512
-"""The most ids of a row of which a teacher's states are looked at."""
 
 
 class Forms:
@@ -77,7 +75,7 @@ class Forms:
         """Makes rows on which a student's start looks at the states of the carried teacher: those
         that it writes; where inputs are stored, the first of them.
         """
-        length = min(self.config.sequence_length, _LONG)
+        length = min(self.config.sequence_length, LONGEST_ROW)
 
         def rows(positions: int) -> Tensor:
             count = max(1, positions // length)
