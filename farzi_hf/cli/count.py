@@ -6,7 +6,7 @@ count OUT` uses it: `--score FILE`, `--generate N` or `--recommend FILE`.
 """
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import fields
@@ -16,6 +16,7 @@ from typing import Any
 import datasets
 
 from farzi_hf.cli import COMMANDS
+from farzi_hf.cli.arguments import CommandParser
 from farzi_hf.cli.program import ends_in_one_line
 from farzi_hf.common.checks import check_size
 from farzi_hf.common.files import is_taken
@@ -83,13 +84,12 @@ def command(argv: Sequence[str]) -> None:
         {"score": _score, "generate": _generate, "recommend": _recommend}[uses[0]](counted, args)
 
 
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         "farzi count",
         description=COMMANDS["count"],
         epilog="A model that was counted is used by farzi count OUT with --score, --generate or"
         " --recommend.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "data",
