@@ -19,10 +19,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
-from farzi_hf.attribution.groups import Groups
 from farzi_hf.attribution.outer_steps import (
     LARGEST,
-    GroupWeights,
     RowWeights,
     cost_of_steps,
     highest_weights,
@@ -451,65 +449,3 @@ def graded(scores: Tensor, count: int) -> Tensor:
     weights = torch.zeros(len(scores))
     weights[order] = LARGEST * (1 - torch.arange(count) / count)
     return weights
-
-
-# -- mixtures: all rows, with a share for each group -----------------------------------------------
-
-
-@dataclass(frozen=True)
-class EqualShares(Chooser):
-    """All rows; each group is read as often as any other."""
-
-    groups: Groups
-    name = "equal shares of groups"
-    is_cheap = True
-
-    def weights(self, problem: SelectionProblem) -> Tensor:
-        return GroupWeights(torch.zeros(len(self.groups.names)), self.groups).weights()
-
-
-@dataclass(frozen=True)
-class NGramShares(Chooser):
-    """All rows; the share of a group is its size, times e for each standard deviation of groups by
-    which its rows are more important by their n-grams.
-    """
-
-    groups: Groups
-    name = "shares of groups by n-grams"
-    is_cheap = True
-
-    def weights(self, problem: SelectionProblem) -> Tensor:
-        scores = NGramImportance().scores(problem).double()
-        of_groups = self.groups.means(scores[None])[0]
-        relative = (of_groups - of_groups.mean()) / of_groups.std().clamp(min=1e-30)
-        numbers = self.groups.sizes.log() + relative.float()
-        return GroupWeights(numbers, self.groups).weights()
-
-
-@dataclass(frozen=True)
-class MixtureSteps(Chooser):
-    """All rows; outer steps learn a share for each group, beginning at their sizes."""
-
-    groups: Groups
-    steps: int = 8
-    is_cheap = False
-
-    @property
-    def name(self) -> str:
-        return f"mixture, {self.steps} outer steps"
-
-    def cost(self, problem: SelectionProblem) -> int:
-        return cost_of_steps(problem.smooth, problem.targets, self.steps)
-
-    def weights(self, problem: SelectionProblem) -> Tensor:
-        begin = GroupWeights(self.groups.sizes.float().log(), self.groups)
-        folder = None if problem.folder is None else problem.folder / "mixture"
-        state = outer_steps(
-            problem.smooth,
-            problem.targets,
-            begin,
-            self.steps,
-            folder=folder,
-            progress=problem.progress,
-        )
-        return state.learnt.weights()

@@ -89,7 +89,13 @@ def test_rows_are_chosen_shown_and_saved(folder, tmp_path, capsys):
 def test_with_groups_mixtures_of_them_are_compared_too(folder, tmp_path, capsys):
     weigh(folder, tmp_path / "out", "--group", "source")
     printed = capsys.readouterr().out
-    for name in ("equal shares of groups", "shares of groups by n-grams", "mixture, 1 outer steps"):
+    for name in (
+        "equal shares of groups",
+        "shares of groups by n-gram importance",
+        "shares of groups by influence in one training, power 2",
+        "mixture, 1 outer steps",
+        "mixture, 1 outer steps, from the best shares",
+    ):
         assert re.search(rf"^\| {name} +\| +30 \|", printed, flags=re.M)
     said = re.search(r"The shares of groups: ([ab]) ([\d.]+)%, ([ab]) ([\d.]+)%", printed)
     assert {said[1], said[3]} == {"a", "b"}
