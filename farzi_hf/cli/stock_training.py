@@ -21,7 +21,14 @@ from transformers.pytorch_utils import Conv1D
 
 import farzi_hf.models  # noqa: F401
 from farzi_hf.attribution import clusters
-from farzi_hf.cli.own_rows import Columns, OwnRows, groups_of, history_rows, text_rows
+from farzi_hf.cli.own_rows import (
+    Columns,
+    OwnRows,
+    files_of_rows,
+    groups_of,
+    history_rows,
+    text_rows,
+)
 from farzi_hf.common.files import find_file, is_taken, read_plain_file
 from farzi_hf.common.text import terminal_text
 from farzi_hf.data import SequenceCollator
@@ -77,6 +84,11 @@ def add_group_arguments(parser: ArgumentParser, what: str) -> None:
         "--group",
         metavar="COLUMN",
         help=f"{what}; a group is a value of this column, such as the source of a row",
+    )
+    either.add_argument(
+        "--by_file",
+        action="store_true",
+        help="the same for the files of DATA, a folder or a pattern such as 'parts/*.jsonl'",
     )
     either.add_argument(
         "--clusters",
@@ -150,11 +162,14 @@ class Setup:
             args: those of `add_group_arguments`.
 
         Raises:
-            ValueError: a row has none, or there are fewer rows than clusters.
+            ValueError: a row has none, the rows are of one file, or there are fewer rows than
+                clusters.
         """
-        if args.clusters is None:
-            return groups_of(self.rows[0], args.group)
-        return clusters(self.trainer(), args.clusters)
+        if args.clusters is not None:
+            return clusters(self.trainer(), args.clusters)
+        if args.by_file:
+            return files_of_rows(self.rows[0])
+        return groups_of(self.rows[0], args.group)
 
     def trainer(self, **changes: Any) -> Trainer:
         """The stock Trainer of the first rows.
