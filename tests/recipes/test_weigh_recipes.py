@@ -41,6 +41,22 @@ def test_all_ways_are_compared_and_a_run_goes_on(tmp_path, capsys):
     assert again == rows
 
 
+def test_choices_train_a_wider_model_and_one_of_another_kind(tmp_path, capsys):
+    command = ["--pool", "sample", "--output_dir", str(tmp_path), *TINY.split(), "--transfer"]
+    names = ("all rows", "mixture, 1 outer steps, from the best shares", "random rows")
+    weigh.main([*command, "--clusters", "3", "--only", *names])
+    printed = capsys.readouterr().out
+    folder = tmp_path / "sample-target-0"
+    tables = json.loads((folder / "transfer.json").read_text())
+    assert list(tables) == ["GPT-2 of width 32", "Llama of width 16"]
+    small = json.loads((folder / "table.json").read_text())["rows"]
+    for table in tables.values():
+        assert [row["method"] for row in table] == ["oracle", *names]
+        assert [row["rows"] for row in table] == ["30", "120", "120", "30"]
+        assert all(row["dev"] != of["dev"] for row, of in zip(table, small, strict=True))
+    assert printed.count("The rows are those of") == 3
+
+
 def test_a_pool_holds_what_it_says(tmp_path):
     args = weigh.parse(["--pool", "sample", *TINY.split()])
     pool = weigh.sample(args, np.random.default_rng(0), tmp_path)
