@@ -61,7 +61,9 @@ class SharesBySize(Mixture):
 @dataclass(frozen=True)
 class SharesByScores(Mixture):
     """The share of a group is its size, times e to the power for each standard deviation of groups
-    by which the mean score of its rows is higher.
+    by which the mean score of its rows is higher. Of several targets each has such shares, and the
+    mean of them is taken: scores of all targets at once would follow the one that is the easiest to
+    raise.
 
     Args:
         groups: of the rows.
@@ -86,12 +88,12 @@ class SharesByScores(Mixture):
         return self.way.cost(problem)
 
     def numbers(self, problem: SelectionProblem) -> Tensor:
-        scores = problem.scores(self.way).double()
-        of_groups = self.groups.means(scores[None])[0]
-        relative = of_groups - of_groups.mean()
-        if len(of_groups) > 1:
-            relative = relative / of_groups.std().clamp(min=1e-30)
-        return self.groups.sizes.log() + self.power * relative.float()
+        of_groups = self.groups.means(problem.scores_of_targets(self.way).double())
+        relative = of_groups - of_groups.mean(1, keepdim=True)
+        if len(self.groups.names) > 1:
+            relative = relative / of_groups.std(1, keepdim=True).clamp(min=1e-30)
+        shares = (self.groups.sizes.log() + self.power * relative.float()).softmax(1)
+        return shares.mean(0).log()
 
 
 @dataclass(frozen=True)

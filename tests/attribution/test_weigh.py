@@ -77,7 +77,11 @@ def pool() -> Dataset:
 
 
 def target(seed: int = 2) -> Dataset:
-    return Dataset.from_dict({"input_ids": counting(8, seed, 1)})
+    return target_of(counting(8, seed, 1))
+
+
+def target_of(ids: list[list[int]]) -> Dataset:
+    return Dataset.from_dict({"input_ids": ids})
 
 
 def stock(folder, **changes) -> Trainer:
@@ -482,6 +486,19 @@ def test_shares_by_scores_are_sizes_times_powers_of_e_by_hand(tmp_path):
     assert way.name == "shares of groups by the last rows, power 2"
     (alone,) = SharesByScores(Groups(["all"] * (GOOD + BAD)), Counted()).numbers(problem).tolist()
     assert np.isfinite(alone)  # one group has no standard deviation
+
+
+def test_each_of_several_targets_has_shares_of_its_own(tmp_path):
+    ids = [*counting(4, 2, 1), *counting(4, 7, 4)]
+    targets = {"one": target_of(ids[:4]), "four": target_of(ids[4:])}
+    problem = replace(problem_of(tmp_path, max_steps=10), targets=targets)
+    kinds = Groups(pool()["kind"])
+    for way in (NGramImportance(), InfluenceOfOne()):
+        alone = [SharesByScores(kinds, way, 2).weights(problem.alone(name)) for name in targets]
+        both = SharesByScores(kinds, way, 2).weights(problem)
+        torch.testing.assert_close(both, (alone[0] + alone[1]) / 2, rtol=1e-3, atol=1e-4)
+        share = [float(weights[:GOOD].sum() / weights.sum()) for weights in alone]
+        assert share[0] > GOOD / (GOOD + BAD) > share[1]
 
 
 def test_a_mixture_begins_with_the_shares_that_are_the_best_on_the_dev_part(tmp_path):
