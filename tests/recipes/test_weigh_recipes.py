@@ -265,12 +265,15 @@ def test_histories_are_chosen_and_hit_rates_measured(tmp_path, capsys):
         [
             *("--dataset", "sample_interactions", "--output_dir", str(tmp_path)),
             *("--steps", "3", "--outer_steps", "1", "--trainings", "2", "--splits", "0", "1"),
+            *("--only", "real histories alone (oracle)", "all rows", "random rows"),
+            *("n-gram importance", "1 outer steps, from the best cheap way"),
         ]
     )
     printed = capsys.readouterr().out
     splits = json.loads((tmp_path / "table.json").read_text())["splits"]
     assert len(splits) == 2
     of = {row["method"]: row for row in splits[0]}
+    assert len(of) == 5
     oracle = of["real histories alone (oracle)"]
     assert (oracle["rows"], oracle["bots"]) == (80, 0)
     assert (of["all rows"]["rows"], of["all rows"]["bots"]) == (100, 20)
