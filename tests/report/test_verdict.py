@@ -129,6 +129,7 @@ def test_what_speaks_against_it_is_said(changes, reason):
     assert not found.worth
     assert str(found).startswith("Not worth it, because ")
     assert reason in found.summary
+    assert "- what to do instead: " in str(found)
 
 
 def test_a_student_has_to_beat_counting_beyond_the_interval():
@@ -150,10 +151,25 @@ def test_a_student_has_to_beat_counting_beyond_the_interval():
     assert "is as good within the interval" in unclear.summary
     assert "and takes 2.0 s" in unclear.summary
     assert "what to do instead: farzi count DATA --output_dir OUT" in str(unclear)
+    assert "for better quality" not in str(unclear)
+    assert "what to do instead" not in str(clear)
     assert not worse.worth
     assert "% better" in worse.summary
     assert beside(1.005, 2000).worth  # half of the bytes, at no loss
     assert not beside(0.95, 2000).worth
+
+
+def test_all_data_are_named_where_they_are_better_than_counting():
+    rows = [
+        measured("Farzi", 90.0, 1000, 10.0),
+        measured(LONG, 50.0, 10**4, 100.0),
+        measured("Kneser-Ney 3-gram, counted", 60.0, 10**4),
+    ]
+    expected = (
+        "what to do instead: farzi count DATA --output_dir OUT (perplexity 61.6); for better"
+        " quality, train on the data (perplexity 51.3 after 100 s)"
+    )
+    assert expected in str(Verdict.of(COMPARISON, rows))
 
 
 @pytest.mark.parametrize("method", [FULL, SAME_SECONDS])
