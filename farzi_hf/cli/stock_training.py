@@ -31,6 +31,9 @@ from farzi_hf.data.tokenizer_file import load_tokenizer
 from farzi_hf.data.vocabulary import ITEMS_BYTES, ITEMS_FILE, item_names
 from farzi_hf.distillation.learner_model import readable_positions
 
+_OTHER_HEADS = ("summary_", "classifier_")
+"""How settings begin that are for other heads than that of a language model."""
+
 STOCK = (
     "All fields of transformers.TrainingArguments work too and say how the model is trained:"
     " --learning_rate, --num_train_epochs, …"
@@ -229,7 +232,7 @@ def model_of(name: str, rank: int | None) -> PreTrainedModel:
         dropped = {
             key: 0.0
             for key, x in config.to_dict().items()
-            if "drop" in key and isinstance(x, float) and x
+            if "drop" in key and isinstance(x, float) and x and not key.startswith(_OTHER_HEADS)
         }
         config.update(dropped)
         model = AutoModelForCausalLM.from_pretrained(
@@ -246,6 +249,9 @@ def model_of(name: str, rank: int | None) -> PreTrainedModel:
             f"{name!r} is not a causal language model within reach ({what}); name another folder or"
             " repository"
         ) from error
+    # From some names of classes transformers cannot tell this, and warns before it takes it.
+    if getattr(model, "loss_type", None) is None:
+        model.loss_type = "ForCausalLM"
     if dropped:
         PartialState().print(f"Dropout is switched off: {terminal_text(', '.join(dropped))}")
     if rank is None:

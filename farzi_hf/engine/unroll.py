@@ -193,9 +193,8 @@ class Candidate(NamedTuple):
         return self.need <= self.limit
 
     def __str__(self) -> str:
-        gib = 2**30
         name = type(self.adjoint).__name__
-        return f"{name} {self.need / gib:.2g} of {self.limit / gib:.2g} GiB"
+        return f"{name} needs {self.need / 1e6:,.1f} MB of {self.limit / 1e6:,.1f}"
 
 
 def choose_adjoint(
@@ -213,11 +212,11 @@ def choose_adjoint(
     if fitting:
         chosen = fitting[0]  # `ADJOINTS` has the fastest first
         level = logging.INFO
-        reason = "the fastest that fits"
+        reason = "the fastest that fits into memory"
     else:
         chosen = min(candidates, key=lambda candidate: candidate.need)
         level = logging.WARNING
-        reason = "the smallest, none fits"
+        reason = "the smallest, because none fits into memory"
     estimates = ", ".join(map(str, candidates))
     _log_once(level, f"adjoint={chosen.adjoint!r}: {reason} (estimates: {estimates})")
     return chosen.adjoint
