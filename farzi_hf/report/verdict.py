@@ -247,13 +247,13 @@ def _faults(ours: Measured, full: Measured, share: float) -> list[str]:
     if share == math.inf:
         faults.append("full data get nothing right on the test part, which is too small")
     elif not share >= POOR:  # a NaN too
-        faults.append(f"its student has {100 * share:.0f} % of the quality of full data")
+        faults.append(f"a student has {100 * share:.0f} % of the quality of full data")
     times_as_small = full.nbytes / ours.nbytes
     times_as_fast = full.seconds / max(ours.seconds, 0.01)
     if times_as_small <= 1 and times_as_fast < FASTER:
         faults.append(
-            f"it is {1 / times_as_small:,.1f} times as large as the data, and training on it saves"
-            " little"
+            f"the summary is {1 / times_as_small:,.1f} times as large as the data, and training on"
+            " it saves little"
         )
     return faults
 

@@ -98,7 +98,7 @@ def test_full_data_that_diverged_are_not_the_better_ones():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"ours": 80.0}, "its student has 62 % of the quality of full data"),
+        ({"ours": 80.0}, "a student has 62 % of the quality of full data"),
         (
             {"ours": 52.0, "bigram": 51.0},
             "the counted model 'interpolated bigram' is 2 % better (perplexity 52.3) and needs no",
@@ -107,10 +107,10 @@ def test_full_data_that_diverged_are_not_the_better_ones():
             {"ours": 50.0, "bigram": 49.9},
             "the counted model 'interpolated bigram' is as good to one per cent (perplexity",
         ),
-        ({"nbytes": 200_000, "seconds": 60.0}, "it is 2.0 times as large as the data"),
+        ({"nbytes": 200_000, "seconds": 60.0}, "the summary is 2.0 times as large as the data"),
         (
             {"ours": 80.0, "nbytes": 2_000_000, "seconds": 90.0},
-            "full data; and it is 20.0 times as large",
+            "full data; and the summary is 20.0 times as large",
         ),
         (
             {"ours": 45.0, "nbytes": 90_000, "seconds": 85.0},
