@@ -91,7 +91,7 @@ def layers_at_another_width(teacher: PreTrainedModel, model: PreTrainedModel) ->
 def _gpt2(teacher: GPT2LMHeadModel, model: GPT2LMHeadModel) -> Values:
     if not _fits(teacher, model):
         return {}
-    theirs = _Gpt2(teacher)
+    theirs = Gpt2(teacher)
     width = model.config.n_embd
     to_student = theirs.to_width(width)
     gain = (theirs.width / width) ** 0.5
@@ -126,7 +126,7 @@ def _fits(teacher: GPT2LMHeadModel, model: GPT2LMHeadModel) -> bool:
     return is_alike and has_room and ours.n_embd != theirs.n_embd and not ours.tie_word_embeddings
 
 
-class _Gpt2:
+class Gpt2:
     """A trained GPT-2 in float64 on the CPU, whose gains and shifts are part of what reads and
     whose writers are centred.
 
@@ -181,7 +181,7 @@ class _Gpt2:
 
 
 def _tables(
-    theirs: _Gpt2, model: GPT2LMHeadModel, to_student: Tensor, gain: float
+    theirs: Gpt2, model: GPT2LMHeadModel, to_student: Tensor, gain: float
 ) -> Iterator[tuple[str, Tensor]]:
     """Embedding, positions, last norm and head."""
     own = dict(model.named_parameters())
@@ -200,7 +200,7 @@ def _tables(
 
 
 def _layer(
-    theirs: _Gpt2, model: GPT2LMHeadModel, number: int, to_student: Tensor
+    theirs: Gpt2, model: GPT2LMHeadModel, number: int, to_student: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
     """Attention and MLP of one layer."""
     own = {
@@ -212,7 +212,7 @@ def _layer(
 
 
 def _attention(
-    theirs: _Gpt2, model: GPT2LMHeadModel, number: int, to_student: Tensor, own: Values
+    theirs: Gpt2, model: GPT2LMHeadModel, number: int, to_student: Tensor, own: Values
 ) -> Iterator[tuple[str, Tensor]]:
     """Each head has a left and a right factor of two products: of queries and keys, and of values
     and what reads them. Heads that only the student has write nothing yet.
@@ -230,8 +230,8 @@ def _attention(
     output = own["attn.c_proj.weight"].clone()
     output[theirs.heads * own_size :] = 0
     for head in range(theirs.heads):
-        query, key = _of_rank(queries[head] * scale, keys[head] * scale, own_size)
-        value, writer = _of_rank(values[head], writers[head].T, own_size)
+        query, key = of_rank(queries[head] * scale, keys[head] * scale, own_size)
+        value, writer = of_rank(values[head], writers[head].T, own_size)
         columns = slice(head * own_size, (head + 1) * own_size)
         for part, factor in enumerate((query, key, value)):
             fused[:, part * width :][:, columns] = factor
@@ -243,7 +243,7 @@ def _attention(
 
 
 def _mlp(
-    theirs: _Gpt2, number: int, to_student: Tensor, own: Values
+    theirs: Gpt2, number: int, to_student: Tensor, own: Values
 ) -> Iterator[tuple[str, Tensor]]:
     """The units of the largest weights, as many as there is room for. Units that only the student
     has write nothing yet.
@@ -266,7 +266,7 @@ def _mlp(
     yield "mlp.c_proj.bias", writing_bias @ to_student
 
 
-def _of_rank(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def of_rank(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Factors (n, rank) and (m, rank) whose product is nearest to that of `left` (n, d) and `right`
     (m, d); zeros fill them up where d is less than the rank.
     """
