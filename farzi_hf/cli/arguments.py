@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from datasets import disable_progress_bars
 from transformers import HfArgumentParser, TrainingArguments
@@ -17,9 +17,39 @@ from farzi_hf.cli import wrapped
 from farzi_hf.common.checks import did_you_mean
 from farzi_hf.common.files import read_plain_file
 from farzi_hf.common.settings import converted
-from farzi_hf.common.text import YAML_BYTES, read_plain
+from farzi_hf.common.text import YAML_BYTES, read_plain, terminal_text
 
 _NUMBERS = {"int": "a whole number, such as 10", "float": "a number, such as 10 or 0.5"}
+
+
+class CommandParser(ArgumentParser):
+    """The options of a command, by their whole names. A mistake ends the program with one line,
+    which names the option and a remedy, and with the exit status of argparse, 2.
+
+    Args:
+        prog: the command, such as "farzi show".
+        how: as for `ArgumentParser`.
+    """
+
+    def __init__(self, prog: str, **how: Any) -> None:
+        super().__init__(prog, allow_abbrev=False, **how)
+
+    def error(self, message: str) -> NoReturn:
+        line = f"{self.prog}: {self._in_our_words(message)}"
+        self.exit(2, terminal_text(line, most=2000) + "\n")
+
+    def _in_our_words(self, message: str) -> str:
+        message = message.removeprefix("argument ")
+        see_help = f"see {self.prog} --help"
+        if wrong := re.fullmatch(r".*: invalid (int|float) value: .*", message):
+            return f"{message}; give {_NUMBERS[wrong[1]]}"
+        unknown = re.fullmatch(r"unrecognized arguments: (\S+).*", message)
+        if unknown is None:
+            return f"{message}; {see_help}"
+        if not unknown[1].startswith("-"):
+            return f"{unknown[1]!r} is one argument too many; {see_help}"
+        hint = did_you_mean(unknown[1].partition("=")[0], self._option_string_actions)
+        return f"{unknown[1]!r} is not an option{hint}; {see_help}"
 
 
 def option_parser(types: type | Sequence[type], **how: Any) -> HfArgumentParser:

@@ -2,7 +2,7 @@
 good, or bad, at others; and which groups of them.
 """
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from transformers import Trainer
 from farzi_hf.attribution import Attribution, attribute
 from farzi_hf.attribution.attribution import ScoredRow
 from farzi_hf.cli import COMMANDS
+from farzi_hf.cli.arguments import CommandParser
 from farzi_hf.cli.own_rows import histories, say, texts
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.stock_training import (
@@ -57,10 +58,8 @@ def command(argv: Sequence[str]) -> None:
     _print_end(found, trainer, args)
 
 
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        "farzi attribute", description=COMMANDS["attribute"], epilog=STOCK, allow_abbrev=False
-    )
+def _parser() -> CommandParser:
+    parser = CommandParser("farzi attribute", description=COMMANDS["attribute"], epilog=STOCK)
     add_arguments(parser, "outputs/attribution")
     parser.add_argument(
         "--test",

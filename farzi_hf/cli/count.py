@@ -6,21 +6,22 @@ count OUT` uses it: `--score FILE`, `--generate N` or `--recommend FILE`.
 """
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 
 from farzi_hf.cli import COMMANDS
+from farzi_hf.cli.arguments import CommandParser
 from farzi_hf.cli.program import ends_in_one_line
-from farzi_hf.common.checks import check_size
+from farzi_hf.common.checks import check_size, did_you_mean
 from farzi_hf.common.files import is_taken
 from farzi_hf.common.text import count_of, terminal_text
-from farzi_hf.data import load_interactions
+from farzi_hf.data import Interactions, load_interactions
 from farzi_hf.data.seeds import check_seed
 from farzi_hf.report.counted import CountedItems, CountedText, Counts, count
 from farzi_hf.report.suggestion import to_stderr
@@ -83,13 +84,12 @@ def command(argv: Sequence[str]) -> None:
         {"score": _score, "generate": _generate, "recommend": _recommend}[uses[0]](counted, args)
 
 
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         "farzi count",
         description=COMMANDS["count"],
         epilog="A model that was counted is used by farzi count OUT with --score, --generate or"
         " --recommend.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "data",
@@ -113,6 +113,13 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="seed of these texts (default: 0)")
     parser.add_argument(
         "--recommend", metavar="FILE", help="recommend items to each user of these interactions"
+    )
+    parser.add_argument(
+        "--user",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only to this user; may be given several times",
     )
     parser.add_argument("--top_k", type=int, default=10, help="number of these items (default: 10)")
     known = {field.name: field for field in fields(RunSettings)}
@@ -194,6 +201,8 @@ def _recommend(counted: Counts, args: Namespace) -> None:
     columns = {name: getattr(args, name) for name in _COLUMNS}
     with redirect_stdout(sys.stderr):
         found = load_interactions(args.recommend, min_interactions=1, **columns)
+        if args.user:
+            found = _of_users(found, args.user)
         histories = counted.histories_of(found)
     if lost := sum(map(len, found.sequences)) - sum(map(len, histories)):
         rows = count_of(lost, "interaction")
@@ -206,3 +215,26 @@ def _recommend(counted: Counts, args: Namespace) -> None:
     recommended = counted.model.recommend(histories, args.top_k)
     for user, history, items in zip(found.user_ids, histories, recommended, strict=True):
         print(f"{terminal_text(user, 40)}: {shown(history[-_LAST:])} -> {shown(items)}")
+
+
+def _of_users(found: Interactions, users: Sequence[str]) -> Interactions:
+    """The histories of these users, in the order of the file.
+
+    Raises:
+        ValueError: one of them has none.
+    """
+    names = [str(name) for name in found.user_ids]
+    for user in users:
+        if user not in names:
+            raise ValueError(
+                f"--user {user!r} has no interactions in the file"
+                f"{did_you_mean(user, names)}; name one of its {len(names):,} users"
+            )
+    wanted = set(users)
+    kept = [place for place, name in enumerate(names) if name in wanted]
+    return replace(
+        found,
+        sequences=[found.sequences[place] for place in kept],
+        user_ids=[found.user_ids[place] for place in kept],
+        own_ends=None,
+    )

@@ -13,7 +13,6 @@ rows for any trainer; the columns:
 
 import json
 import tempfile
-from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -23,6 +22,7 @@ import pyarrow.parquet as pq
 import torch
 
 from farzi_hf.cli import COMMANDS
+from farzi_hf.cli.arguments import CommandParser
 from farzi_hf.cli.program import ends_in_one_line, summary_at
 from farzi_hf.common.checks import check_size
 from farzi_hf.common.files import is_taken
@@ -36,7 +36,7 @@ _PROBABILITIES, _ROWS = 2**24, 1000
 
 def command(argv: Sequence[str]) -> None:
     """Writes the teacher, or rows, into a new or empty folder, and prints how to read it."""
-    parser = ArgumentParser("farzi export", description=COMMANDS["export"])
+    parser = CommandParser("farzi export", description=COMMANDS["export"])
     parser.add_argument("summary", help="folder, or dataset repository of the Hub, user/farzi-…")
     parser.add_argument("out", type=Path, help="folder to write, new or empty")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")

@@ -1,11 +1,11 @@
 """`farzi push SUMMARY REPO`: uploads a saved summary to the Hub, written anew."""
 
-from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from farzi_hf.cli.arguments import CommandParser
 from farzi_hf.cli.program import ends_in_one_line, summary_at
 from farzi_hf.common.checks import check_licence_name
 from farzi_hf.common.text import terminal_text
@@ -20,7 +20,7 @@ _OF_MEMORY = (
 
 def command(argv: Sequence[str]) -> None:
     """Uploads the artefact as one commit, and prints its address."""
-    parser = ArgumentParser(
+    parser = CommandParser(
         "farzi push", description="Uploads a summary to a dataset repository, as one commit."
     )
     parser.add_argument("summary", help="folder of the summary")

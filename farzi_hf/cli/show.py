@@ -1,10 +1,10 @@
 """`farzi show SUMMARY`: prints a summary in the terminal."""
 
-from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farzi_hf.cli import COMMANDS
+from farzi_hf.cli.arguments import CommandParser
 from farzi_hf.cli.program import ends_in_one_line, summary_at
 from farzi_hf.common.checks import check_size
 from farzi_hf.common.text import terminal_text
@@ -20,7 +20,7 @@ def command(argv: Sequence[str]) -> None:
     """Prints the facts of the summary, the likeliest entries of its positions, and its table of
     results.
     """
-    parser = ArgumentParser("farzi show", description=COMMANDS["show"])
+    parser = CommandParser("farzi show", description=COMMANDS["show"])
     parser.add_argument("summary", help="folder, or dataset repository of the Hub, user/farzi-…")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
     parser.add_argument(

@@ -15,13 +15,15 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from transformers import HfArgumentParser, PreTrainedModel, Trainer, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.models.auto import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 import farzi_hf.models  # noqa: F401
 from farzi_hf.attribution import clusters
+from farzi_hf.cli.arguments import option_parser, parsed
 from farzi_hf.cli.own_rows import Columns, OwnRows, groups_of, history_rows, text_rows
+from farzi_hf.common.checks import did_you_mean
 from farzi_hf.common.files import find_file, is_taken, read_plain_file
 from farzi_hf.common.text import terminal_text
 from farzi_hf.data import SequenceCollator
@@ -128,7 +130,11 @@ class Setup:
             ValueError: the model or the rows cannot be read, or do not fit each other.
         """
         fixed = ["--output_dir", args.output_dir, "--save_strategy", "no", "--report_to", "none"]
-        (how,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses([*fixed, *rest])
+        how, unknown = parsed(option_parser(TrainingArguments), [*fixed, *rest])
+        if unknown:
+            options = [f"--{name}" for name in (*vars(args), *vars(how))]
+            hint = did_you_mean(unknown[0].partition("=")[0], options)
+            raise ValueError(f"{unknown[0]!r} is not an option{hint}; see --help")
         model = model_of(args.model, args.lora)
         most = readable_positions(model.eval(), args.max_length)
         columns = columns_of(args)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
 import farzi_hf.models  # noqa: F401
+from farzi_hf.cli.arguments import CommandParser
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, summary_at
 from farzi_hf.common.files import is_taken
 from farzi_hf.common.settings import from_json
@@ -69,7 +70,7 @@ def command(argv: Sequence[str]) -> None:
 
 def arguments(argv: Sequence[str]) -> Namespace:
     """The arguments of `farzi train`."""
-    parser = ArgumentParser(
+    parser = CommandParser(
         "farzi train", description="Trains a model on a summary with the settings that it carries."
     )
     parser.add_argument("summary", help="folder, or dataset repository of the Hub, user/farzi-…")

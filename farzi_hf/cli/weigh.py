@@ -5,7 +5,7 @@ predicts a target well.
 from __future__ import annotations
 
 import math
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from farzi_hf.attribution.smoothness import smooth_enough
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.attribution.weighing import number_kept
 from farzi_hf.cli import COMMANDS
+from farzi_hf.cli.arguments import CommandParser
 from farzi_hf.cli.own_rows import OwnRows, say
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.stock_training import (
@@ -103,10 +104,8 @@ def command(argv: Sequence[str]) -> None:
     say(f"\nThe rows with their weights: load_dataset({str(output)!r}, split='train')")
 
 
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        "farzi weigh", description=COMMANDS["weigh"], epilog=STOCK, allow_abbrev=False
-    )
+def _parser() -> CommandParser:
+    parser = CommandParser("farzi weigh", description=COMMANDS["weigh"], epilog=STOCK)
     add_arguments(parser, "outputs/weighed")
     parser.add_argument(
         "--target", required=True, help="rows of what the model should be good at, as DATA"

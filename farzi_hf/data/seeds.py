@@ -76,6 +76,7 @@ class Purpose(IntEnum):
     CHOSEN_ROWS = 48  # (choice): rows that are chosen at random, or halves of a pool
     REAL_ROWS = 49  # windows of real rows that students read with a teacher's labels
     ROW_CLUSTERS = 50  # the first centres of groups of training rows
+    START_ROWS = 51  # rows of which a teacher's states are looked at, where a student begins
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:

@@ -299,7 +299,9 @@ class Students:
         """
         fresh = self.learner.initial_parameters(seed, self.device)
         start = self.training.student_start
-        known = start.values(self.farzi.forms.labels.model, self.learner.model)
+        forms = self.farzi.forms
+        rows = forms.rows_of_start(self.farzi.tensors, seed)
+        known = start.values(forms.labels.model, self.learner.model, rows)
         if not known or not self.learner.draws_weights:
             return fresh
         trained = {name: x for name, x in known.items() if not is_constant(fresh[name])}

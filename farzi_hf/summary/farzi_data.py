@@ -28,6 +28,7 @@ from farzi_hf.common.checks import check_size
 from farzi_hf.common.messages import escaped_messages
 from farzi_hf.common.text import publishable, terminal_text
 from farzi_hf.data import Vocabulary, vocabulary_of
+from farzi_hf.data.seeds import check_seed
 from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.endless import EndlessRows, RowsDataset
 from farzi_hf.summary.forms import TokenInputs, forms_of
@@ -564,7 +565,7 @@ class FarziData(nn.Module):
         Args:
             model: a new causal model over the vocabulary of the summary, or a recommender over its
                 items.
-            seed: of what is drawn for it; nothing is, today.
+            seed: of the rows that the teacher writes for it, where its states are looked at.
 
         Returns:
             The names of the parameters that were set. The others stay as they are.
@@ -577,7 +578,8 @@ class FarziData(nn.Module):
                 f"labels={self.config.labels!r}: no teacher is carried; start() is for"
                 " labels='teacher'"
             )
-        return STUDENT_STARTS["teacher"].set_into(model, self.teacher)
+        rows = self.forms.rows_of_start(self.tensors, check_seed(seed))
+        return STUDENT_STARTS["teacher"].set_into(model, self.teacher, rows)
 
     @property
     def student_start(self) -> StudentStart:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -89,20 +90,28 @@ def layers_at_another_width(teacher: PreTrainedModel, model: PreTrainedModel) ->
 
 
 def _gpt2(teacher: GPT2LMHeadModel, model: GPT2LMHeadModel) -> Values:
-    if not _fits(teacher, model):
+    if not fits(teacher, model):
         return {}
     theirs = Gpt2(teacher)
     width = model.config.n_embd
     to_student = theirs.to_width(width)
-    gain = (theirs.width / width) ** 0.5
-    values = dict(_tables(theirs, model, to_student, gain))
+    reading = Reading.back(to_student)
+    values = dict(embeddings(theirs, model, to_student))
     for number in range(teacher.config.n_layer):
-        own = dict(_layer(theirs, model, number, to_student))
-        norms = ("ln_1", "ln_2")
-        own |= {f"{norm}.weight": torch.full((width,), gain) for norm in norms}
-        own |= {f"{norm}.bias": torch.zeros(width) for norm in norms}
-        values |= {f"transformer.h.{number}.{name}": value for name, value in own.items()}
+        own = own_layer(model, number)
+        layer = dict(attention(theirs, model, number, to_student, reading, own))
+        layer |= _mlp(theirs, number, to_student, own)
+        values |= named_layer(number, layer, theirs.gain(width), width)
+    values |= head(theirs, reading)
     return values
+
+
+def named_layer(number: int, layer: Values, gain: float, width: int) -> Values:
+    """The parameters of a layer by their names in the model, with its two norms."""
+    norms = ("ln_1", "ln_2")
+    layer = layer | {f"{norm}.weight": torch.full((width,), gain) for norm in norms}
+    layer |= {f"{norm}.bias": torch.zeros(width) for norm in norms}
+    return {f"transformer.h.{number}.{name}": value for name, value in layer.items()}
 
 
 _KINDS = {GPT2LMHeadModel: _gpt2}
@@ -116,7 +125,7 @@ _HAS_TO_BE_EQUAL = (
 """Fields of a config of GPT-2 that change what a layer computes."""
 
 
-def _fits(teacher: GPT2LMHeadModel, model: GPT2LMHeadModel) -> bool:
+def fits(teacher: GPT2LMHeadModel, model: GPT2LMHeadModel) -> bool:
     """Whether the model has room for each layer and head, and a head of its own: one that is its
     embedding cannot have another basis than the gains of the teacher's last norm.
     """
@@ -153,6 +162,14 @@ class Gpt2:
         self.head_bias = head @ shift
         self.head = _centred(head * gain)
 
+    def states(self, ids: Tensor) -> Tensor:
+        """(n, L, e): what the first layer gets for ids (n, L)."""
+        return self.embedding[ids] + self.positions[: ids.shape[1]]
+
+    def gain(self, width: int) -> float:
+        """Of the norms of a student of width w: √(e / w)."""
+        return (self.width / width) ** 0.5
+
     def reader(self, layer: int, norm: str, name: str) -> tuple[Tensor, Tensor]:
         """Weight (e, …) and bias of what reads normalised states, with the norm's gain and shift in
         them.
@@ -173,46 +190,70 @@ class Gpt2:
         """M (e, w): from the directions in which both tables are largest, each of them divided by
         its norm, to a space that is orthogonal to (1, …, 1).
         """
-        states = _orthogonal_to_ones(self.width).T
+        states = orthogonal_to_ones(self.width).T
         tables = torch.cat([normed(self.embedding), normed(self.head)]) @ states
         _, directions = torch.linalg.eigh(tables.T @ tables)  # the largest last
         count = min(width, self.width) - 1
-        return states @ directions[:, -count:] @ _orthogonal_to_ones(width)[:count]
+        return states @ directions[:, -count:] @ orthogonal_to_ones(width)[:count]
 
 
-def _tables(
-    theirs: Gpt2, model: GPT2LMHeadModel, to_student: Tensor, gain: float
+def embeddings(
+    theirs: Gpt2, model: GPT2LMHeadModel, to_student: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
-    """Embedding, positions, last norm and head."""
-    own = dict(model.named_parameters())
-    width = to_student.shape[1]
+    """Embedding and positions."""
     yield "transformer.wte.weight", theirs.embedding @ to_student
-    positions = own["transformer.wpe.weight"].detach().double().cpu().clone()
+    positions = model.transformer.wpe.weight.detach().double().cpu().clone()
     count = min(len(positions), len(theirs.positions))
     positions[:count] = theirs.positions[:count] @ to_student
     yield "transformer.wpe.weight", positions
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the readers of a narrower model take for the teacher's states: x̂ ≈ ŷ A + a, with the
+    student's states ŷ (…, w) as its norm returns them.
+    """
+
+    matrix: Tensor
+    """A (w, e)."""
+    shift: Tensor
+    """a (e,)."""
+
+    @classmethod
+    def back(cls, to_student: Tensor) -> Reading:
+        """That of M (e, w) alone: A = Mᵀ."""
+        return cls(to_student.T, to_student.new_zeros(len(to_student)))
+
+    def through(self, weight: Tensor, bias: Tensor) -> Tensor:
+        """(w + 1, …): weights and, last, the bias of what reads x̂ W + b."""
+        return torch.cat([self.matrix @ weight, (bias + self.shift @ weight)[None]])
+
+
+def head(theirs: Gpt2, reading: Reading) -> Iterator[tuple[str, Tensor]]:
+    """Last norm and head."""
+    width = len(reading.matrix)
     # GPT-2's head has no bias. States are orthogonal to (1, …, 1), so this direction can hold it.
     alone = torch.full((width,), width**-0.5, dtype=torch.float64)
-    head = theirs.head @ to_student * gain
-    yield "lm_head.weight", head + theirs.head_bias[:, None] * alone
+    weight = theirs.head @ reading.matrix.T * theirs.gain(width)
+    bias = theirs.head_bias + theirs.head @ reading.shift
+    yield "lm_head.weight", weight + bias[:, None] * alone
     yield "transformer.ln_f.weight", torch.ones(width)
     yield "transformer.ln_f.bias", alone
 
 
-def _layer(
-    theirs: Gpt2, model: GPT2LMHeadModel, number: int, to_student: Tensor
-) -> Iterator[tuple[str, Tensor]]:
-    """Attention and MLP of one layer."""
-    own = {
-        name: x.detach().double().cpu()
-        for name, x in model.transformer.h[number].named_parameters()
-    }
-    yield from _attention(theirs, model, number, to_student, own)
-    yield from _mlp(theirs, number, to_student, own)
+def own_layer(model: GPT2LMHeadModel, number: int) -> Values:
+    """The parameters of a layer of the student, by their names in it."""
+    named = model.transformer.h[number].named_parameters()
+    return {name: x.detach().double().cpu() for name, x in named}
 
 
-def _attention(
-    theirs: Gpt2, model: GPT2LMHeadModel, number: int, to_student: Tensor, own: Values
+def attention(
+    theirs: Gpt2,
+    model: GPT2LMHeadModel,
+    number: int,
+    to_student: Tensor,
+    reading: Reading,
+    own: Values,
 ) -> Iterator[tuple[str, Tensor]]:
     """Each head has a left and a right factor of two products: of queries and keys, and of values
     and what reads them. Heads that only the student has write nothing yet.
@@ -221,8 +262,8 @@ def _attention(
     width = to_student.shape[1]
     own_size = width // model.config.n_head
     weight, bias = theirs.reader(number, "ln_1", "attn.c_attn")
-    reading = torch.cat([to_student.T @ weight, bias[None]])  # (w + 1, 3 e), the bias last
-    queries, keys, values = (part.split(size, 1) for part in reading.split(theirs.width, 1))
+    read = reading.through(weight, bias)  # (w + 1, 3 e)
+    queries, keys, values = (part.split(size, 1) for part in read.split(theirs.width, 1))
     writing, writing_bias = theirs.writer(number, "attn.c_proj")
     writers = (writing @ to_student).split(size)
     scale = (own_size / size) ** 0.25 if model.config.scale_attn_weights else 1.0
@@ -245,25 +286,42 @@ def _attention(
 def _mlp(
     theirs: Gpt2, number: int, to_student: Tensor, own: Values
 ) -> Iterator[tuple[str, Tensor]]:
-    """The units of the largest weights, as many as there is room for. Units that only the student
-    has write nothing yet.
-    """
+    """The units of the largest weights, as many as there is room for."""
     weight, bias = theirs.reader(number, "ln_2", "mlp.c_fc")
     writing, writing_bias = theirs.writer(number, "mlp.c_proj")
     reading = to_student.T @ weight
     writing = writing @ to_student
+    sizes = reading.norm(dim=0) * writing.norm(dim=1)
+    kept = largest(sizes, len(own["mlp.c_proj.weight"]))
+    read = torch.cat([reading, bias[None]])[:, kept]
+    written = torch.cat([writing[kept], (writing_bias @ to_student)[None]])
+    yield from units(read, written, own)
+
+
+def largest(sizes: Tensor, count: int) -> Tensor:
+    """The places of the largest sizes, `count` at most, in order."""
+    return sizes.argsort(descending=True, stable=True)[:count].sort().values
+
+
+def units(read: Tensor, written: Tensor, own: Values) -> Iterator[tuple[str, Tensor]]:
+    """The MLP of a layer with these units. Units that only the student has write nothing yet.
+
+    Args:
+        read: (w + 1, n), what they read and their bias.
+        written: (n + 1, w), what they write and its bias.
+        own: the parameters of the student's layer.
+    """
     up = own["mlp.c_fc.weight"].clone()
     up_bias = own["mlp.c_fc.bias"].clone()
     down = torch.zeros_like(own["mlp.c_proj.weight"])
-    sizes = reading.norm(dim=0) * writing.norm(dim=1)
-    kept = sizes.argsort(descending=True, stable=True)[: len(down)].sort().values
-    up[:, : len(kept)] = reading[:, kept]
-    up_bias[: len(kept)] = bias[kept]
-    down[: len(kept)] = writing[kept]
+    count = read.shape[1]
+    up[:, :count] = read[:-1]
+    up_bias[:count] = read[-1]
+    down[:count] = written[:-1]
     yield "mlp.c_fc.weight", up
     yield "mlp.c_fc.bias", up_bias
     yield "mlp.c_proj.weight", down
-    yield "mlp.c_proj.bias", writing_bias @ to_student
+    yield "mlp.c_proj.bias", written[-1]
 
 
 def of_rank(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -290,7 +348,7 @@ def normed(table: Tensor) -> Tensor:
     return table / table.norm().clamp_min(torch.finfo(table.dtype).tiny)
 
 
-def _orthogonal_to_ones(width: int) -> Tensor:
+def orthogonal_to_ones(width: int) -> Tensor:
     """(w − 1, w): orthonormal rows, each orthogonal to (1, …, 1): the cosines of a discrete cosine
     transform but the first, so no coordinate stands out.
     """

@@ -34,6 +34,7 @@ from farzi_hf.summary.layers import (
     layers_of_a_deeper_model,
     normed,
 )
+from farzi_hf.summary.narrower import Rows, narrower_layers
 from farzi_hf.summary.soft_tokens import check_student, vocabulary_size
 from farzi_hf.summary.teacher import no_padding, parameter_names, whole
 
@@ -59,12 +60,14 @@ class Tables:
 
 
 @torch.no_grad()
-def start(teacher: PreTrainedModel, model: PreTrainedModel) -> list[str]:
+def start(teacher: PreTrainedModel, model: PreTrainedModel, rows: Rows | None = None) -> list[str]:
     """Sets what `teacher` knows of the vocabulary into `model`, in place.
 
     Args:
         teacher: a trained causal model, with weights on any device.
         model: a new causal model over the same vocabulary, of any kind and width.
+        rows: makes rows of which the teacher's states are looked at, where that is worth it; None:
+            its weights alone are.
 
     Returns:
         The names of the parameters that were set. The others stay as they are.
@@ -72,7 +75,7 @@ def start(teacher: PreTrainedModel, model: PreTrainedModel) -> list[str]:
     Raises:
         ValueError: the model has another vocabulary.
     """
-    return set_values(model, start_values(teacher, model))
+    return set_values(model, start_values(teacher, model, rows))
 
 
 @torch.no_grad()
@@ -85,7 +88,9 @@ def set_values(model: PreTrainedModel, values: Mapping[str, Tensor]) -> list[str
 
 
 @torch.no_grad()
-def start_values(teacher: PreTrainedModel, model: PreTrainedModel) -> dict[str, Tensor]:
+def start_values(
+    teacher: PreTrainedModel, model: PreTrainedModel, rows: Rows | None = None
+) -> dict[str, Tensor]:
     """The values of the parameters that `start` sets, by name, of the model's types and devices."""
     check_student(model, vocabulary_size(teacher))
     tables = tables_of(teacher)
@@ -106,7 +111,8 @@ def start_values(teacher: PreTrainedModel, model: PreTrainedModel) -> dict[str, 
             values[name] = table.detach().float().cpu().clone()
             values[name][:count] = maps.inputs(positions[:count]) / student.behind_embedding
     values |= layers_of_a_deeper_model(teacher, model)
-    values |= layers_at_another_width(teacher, model)
+    narrower = {} if rows is None else narrower_layers(teacher, model, rows)
+    values |= narrower or layers_at_another_width(teacher, model)
     for name, value in values.items():
         if not torch.isfinite(value).all():
             raise ValueError(

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from farzi_hf.summary.narrower import Rows
 from farzi_hf.summary.start import set_values, start_values
 
 logger = getLogger(__name__)
@@ -34,22 +35,27 @@ class StudentStart(ABC):
     needs_teacher: bool
 
     @abstractmethod
-    def values(self, teacher: PreTrainedModel | None, model: PreTrainedModel) -> dict[str, Tensor]:
+    def values(
+        self, teacher: PreTrainedModel | None, model: PreTrainedModel, rows: Rows
+    ) -> dict[str, Tensor]:
         """What takes the place of weights that a new model has drawn, by the names of its
         parameters, of their types and devices.
 
         Args:
             teacher: that the summary carries; None where it carries none.
             model: the student, a new model.
+            rows: on which the teacher's states are looked at.
 
         Raises:
             ValueError: there is no teacher, or it has another vocabulary, or the start cannot be
                 made of the two.
         """
 
-    def set_into(self, model: PreTrainedModel, teacher: PreTrainedModel | None) -> list[str]:
+    def set_into(
+        self, model: PreTrainedModel, teacher: PreTrainedModel | None, rows: Rows
+    ) -> list[str]:
         """Sets these values into a student, in place; returns the names of the parameters."""
-        return set_values(model, self.values(teacher, model))
+        return set_values(model, self.values(teacher, model, rows))
 
 
 class RandomStart(StudentStart):
@@ -59,7 +65,9 @@ class RandomStart(StudentStart):
     comment = ""
     needs_teacher = False
 
-    def values(self, teacher: PreTrainedModel | None, model: PreTrainedModel) -> dict[str, Tensor]:
+    def values(
+        self, teacher: PreTrainedModel | None, model: PreTrainedModel, rows: Rows
+    ) -> dict[str, Tensor]:
         return {}
 
 
@@ -72,7 +80,9 @@ class TeacherStart(StudentStart):
     comment = "# The model starts with the teacher's embedding and output layer.\n"
     needs_teacher = True
 
-    def values(self, teacher: PreTrainedModel | None, model: PreTrainedModel) -> dict[str, Tensor]:
+    def values(
+        self, teacher: PreTrainedModel | None, model: PreTrainedModel, rows: Rows
+    ) -> dict[str, Tensor]:
         if teacher is None:
             raise ValueError(
                 "student_start='teacher': this summary carries no teacher; take 'random'"
@@ -84,7 +94,7 @@ class TeacherStart(StudentStart):
                 " farzi export SUMMARY OUT --teacher"
             )
         try:
-            return start_values(teacher, model)
+            return start_values(teacher, model, rows)
         except ValueError:
             raise
         except Exception as error:  # each architecture fails in its own way

@@ -39,7 +39,6 @@ def student_trainer(
     """
     farzi.forms.inputs.check_ready()
     check_student(model, farzi.config.vocab_size)
-    start.set_into(model, farzi.forms.labels.model)
     names = signature(Trainer).parameters
     settings = {name: x for name, x in changes.items() if name not in names}
     of_trainer = {name: x for name, x in changes.items() if name in names}
@@ -47,6 +46,8 @@ def student_trainer(
         of_trainer["args"] = farzi.training_arguments(output_dir, **settings)
     elif settings:
         raise ValueError(f"{', '.join(settings)}: give them in args, or leave args out")
+    rows = farzi.forms.rows_of_start(farzi.tensors, of_trainer["args"].seed)
+    start.set_into(model, farzi.forms.labels.model, rows)
     arguments = {
         "train_dataset": farzi.as_dataset(),
         "data_collator": farzi.collator(),

@@ -34,7 +34,7 @@ from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.report import Comparison, Measured, TaskData, markdown, save_csv, save_json, save_text
 from farzi_hf.report.comparison import pooled_row
 from farzi_hf.report.rendering import commit_of
-from farzi_hf.summary.start import maps_between, start_values, tables_of
+from farzi_hf.summary.start import start_values, tables_of
 from farzi_hf.tasks import LanguageModeling, Recommendation
 
 VALIDATION = 1024
@@ -171,7 +171,7 @@ class Bench:
         }
         training = SyntheticTraining.of(inner, farzi.forms)
         if cell.matched:
-            training = matched(training, self.farzi, learner, cell)
+            training = matched(training, self.farzi, learner, cell, seed)
         fresh = learner.initial_parameters(seed)
         began = time.process_time()
         values = STARTS[cell.start](self.farzi, learner.model, seed)
@@ -344,6 +344,12 @@ def repeated(farzi: FarziData, width: int, seed: int) -> tuple[Map, Map]:
 
 def warm(farzi: FarziData, model: PreTrainedModel, seed: int) -> Values:
     """What `FarziData.start` sets."""
+    rows = farzi.forms.rows_of_start(farzi.tensors, seed)
+    return start_values(farzi.teacher, model, rows)
+
+
+def weights_alone(farzi: FarziData, model: PreTrainedModel, seed: int) -> Values:
+    """The same without rows on which a narrower student's start looks at the teacher's states."""
     return start_values(farzi.teacher, model)
 
 
@@ -397,6 +403,7 @@ def part_of(kept_name: str) -> Callable[..., Values]:
 STARTS: dict[str, Callable[[FarziData, PreTrainedModel, int], Values]] = {
     "random": lambda farzi, model, seed: {},
     "warm": warm,
+    "weights alone": weights_alone,
     "inputs alone": part_of("inputs"),
     "head alone": part_of("head"),
     "zeros": wider(zeros),
@@ -441,12 +448,18 @@ class MatchedTraining(SyntheticTraining):
 
 
 def matched(
-    training: SyntheticTraining, farzi: FarziData, learner: Learner, cell: Cell
+    training: SyntheticTraining, farzi: FarziData, learner: Learner, cell: Cell, seed: int
 ) -> MatchedTraining:
-    """The training with the states of a GPT-2 matched, in the student's width."""
+    """The training with the states of a GPT-2 matched, in the student's width and by the map of its
+    start: that which has made its input embedding of the teacher's.
+    """
     tables = tables_of(farzi.teacher)
-    width = learner.model.get_input_embeddings().weight.shape[1]
-    to_width = maps_between(tables, (width, width)).head
+    found = warm(farzi, learner.model, seed)
+    embedding = next(iter(found.values())).double()
+    centred = tables.inputs - tables.inputs.mean(1, keepdim=True)
+    to_width = torch.linalg.lstsq(centred.double(), embedding).solution.float()
+    to_width = to_width * (to_width.shape[1] / to_width.shape[0]) ** 0.5
+    own_shift = found.get("transformer.ln_f.bias", torch.zeros(to_width.shape[1]))
     weight = farzi.teacher.get_output_embeddings().weight.detach().float()
     used = weight.square().sum(0) > 0
     gain = torch.where(used, (tables.head * weight).sum(0) / weight.square().sum(0), 1.0)
@@ -456,7 +469,7 @@ def matched(
     return MatchedTraining(
         **values,
         weight=cell.matched,
-        wanted=lambda states: to_width((states[..., :own] - shift) / gain),
+        wanted=lambda states: ((states[..., :own] - shift) / gain) @ to_width + own_shift,
     )
 
 
@@ -500,6 +513,23 @@ def states() -> Iterator[Cell]:
         yield Cell(student, "warm", "written", matched=weight)
 
 
+def matched_states() -> Iterator[Cell]:
+    """The same for students of four kinds, beside what they have without."""
+    students = {"Llama 64": 0.015, "NeoX 64": 0.015, "RNN 64": 0.015, "GPT-2 32": 0.021}
+    for steps in (100, 30, 300):
+        for (student, rate), weight in product(students.items(), (0.0, 1.0)):
+            yield Cell(student, "warm", "written", steps, 40, rate, matched=weight)
+
+
+def narrower_students() -> Iterator[Cell]:
+    """Starts and rates of a narrower student of the teacher's kind."""
+    starts = ("weights alone", "warm")
+    for start in starts:
+        yield Cell("GPT-2 32", start, "written", 1, 40, 1e-9)
+    for steps, rate, start in product((30, 100, 300), (0.021, 0.0106, 0.005), starts):
+        yield Cell("GPT-2 32", start, "written", steps, 40, rate)
+
+
 RATES = ((40, 0.0075), (40, 0.015), (40, 0.03), (10, 0.0075), (10, 0.015))
 """Rows of a step and the rate."""
 
@@ -538,6 +568,8 @@ PARTS: dict[type, dict[str, list[Cell]]] = {
         "wider": list(wider_students()),
         "pieces": list(pieces()),
         "states": list(states()),
+        "matched": list(matched_states()),
+        "narrower": list(narrower_students()),
         "rates": list(rates()),
         "lengths": list(lengths()),
     },

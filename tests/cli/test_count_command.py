@@ -90,6 +90,12 @@ def test_counted_items_score_and_rank(of_items, capsys):
         f"bob: {names[9]} -> {' | '.join(best[1])}",
     ]
     assert "1 interaction with items that were not counted, left out" in said.err
+    main(["count", "items", "--recommend", "more.csv", "--top_k", "3", "--user", "bob"])
+    assert capsys.readouterr().out == f"bob: {names[9]} -> {' | '.join(best[1])}\n"
+    with pytest.raises(
+        SystemExit, match=r"--user 'bod' has no .*: did you mean bob\?; name one of"
+    ):
+        main(["count", "items", "--recommend", "more.csv", "--user", "bod"])
     main(["count", "items", "--score", "more.csv"])
     assert "rules of sequences, counted: HR@10 " in capsys.readouterr().out
 

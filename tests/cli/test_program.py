@@ -152,3 +152,50 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch, name, req
     )
     with pytest.raises(SystemExit, match=rf"^farzi {command[0]}: .*Permission denied.*{name}"):
         main(command)
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        (
+            "export",
+            "farzi export: the following arguments are required: summary, out; see farzi export"
+            " --help",
+        ),
+        (
+            "export summary out",
+            "farzi export: one of the arguments --teacher --rows is required; see farzi export"
+            " --help",
+        ),
+        (
+            "count data --order five",
+            "farzi count: --order: invalid int value: 'five'; give a whole number, such as 10",
+        ),
+        (
+            "train summary --stepz=3",
+            "farzi train: '--stepz=3' is not an option: did you mean --steps?; see farzi train"
+            " --help",
+        ),
+        ("push summary a/b c", "farzi push: 'c' is one argument too many; see farzi push --help"),
+        (
+            "weigh model data --target",
+            "farzi weigh: --target: expected one argument; see farzi weigh --help",
+        ),
+        (
+            "attribute model data --test t --learning_rate fast",
+            "farzi attribute: --learning_rate: invalid float value: 'fast'; give a number, such as"
+            " 10 or 0.5",
+        ),
+        (
+            "attribute model data --test t --learning_ratee 1",
+            "farzi attribute: '--learning_ratee' is not an option: did you mean --learning_rate?;"
+            " see --help",
+        ),
+    ],
+)
+def test_a_wrong_option_is_named_in_one_line(typed, line, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(typed.split())
+    said = capsys.readouterr().err.strip() or ended.value.code
+    assert said == line

@@ -1,4 +1,4 @@
-"""The quick tests of this folder in a process of their own, on a CUDA device without hardware;
+"""The tests of this folder in processes of their own, on a CUDA device without hardware;
 `make test-device` runs all of them.
 """
 
@@ -21,10 +21,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.skipif(
     not fake_cuda.is_built(), reason="the fake device is not compiled yet: make test-device"
 )
-@pytest.mark.parametrize(
-    "which", ["not slow", pytest.param("slow", marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
-)
-@pytest.mark.timeout(300)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("which", ["not slow", "slow"])
 def test_what_a_gpu_would_do(which):
     command = [
         sys.executable,

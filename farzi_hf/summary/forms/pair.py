@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farzi_hf.summary.endless import DrawnRows, EndlessRows
+from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.summary.endless import DrawnRows, EndlessRows, WrittenRows
 from farzi_hf.summary.forms.base import Inputs, Labels, Position, Tensors, TrainerRow
+from farzi_hf.summary.narrower import LONGEST_ROW, Rows
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.store.budget import Budget
 
@@ -68,6 +70,23 @@ class Forms:
         seed = self.config.seed if seed is None else seed
         length = self.config.sequence_length if length is None else length
         return self.inputs.endless(tensors, self.labels, seed, length)
+
+    def rows_of_start(self, tensors: Tensors, seed: int) -> Rows:
+        """Makes rows on which a student's start looks at the states of the carried teacher: those
+        that it writes; where inputs are stored, the first of them.
+        """
+        length = min(self.config.sequence_length, LONGEST_ROW)
+
+        def rows(positions: int) -> Tensor:
+            count = max(1, positions // length)
+            shares = self.inputs.frequencies(tensors)
+            if shares is None:
+                return self.inputs.batch(tensors, slice(0, count))[:, :length].long().cpu()
+            seed_of_rows = derive(seed, Purpose.START_ROWS)
+            written = WrittenRows(self.labels.model, shares, length, seed_of_rows)
+            return written.beginning(count, length)
+
+        return rows
 
     def check_teacher(self, tensors: Tensors, source: str, budget: Budget) -> None:
         """Raises ValueError unless the carried teacher, if there is one, labels a row.
