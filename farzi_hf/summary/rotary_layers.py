@@ -1,41 +1,46 @@
-"""The layers of a GPT-2 for a student whose positions are rotary and whose norms have no mean.
+"""The layers of a GPT-2 for a student whose positions are rotary: a Llama, a Mistral or a Qwen2.
 
-A Llama differs from a GPT-2 in five things. Each has a part of the map; e is the teacher's width, w
-the student's, and rows are x M of states x, as `farzi_hf.summary.layers` has it.
+The student reads the same rows as the teacher, which has written them, and is made from its
+embedding upwards. Below, e is the teacher's width and w the student's; a row x M (w,) is what the
+teacher's states x (e,) are in the student, as `farzi_hf.summary.layers` has it.
 
-- **Norms.** States of a GPT-2 are orthogonal to (1, …, 1) once all that writes is centred. The mean
-  of such states is 0, so RMSNorm is LayerNorm.
-- **Biases.** A Llama has none. The direction of (1, …, 1) is free and nothing writes there, so each
-  embedding holds a constant c in it. What writers add to all states, Σ b, goes into the
-  embeddings, too:
+**Norms.** States of a GPT-2 are orthogonal to (1, …, 1) once all that writes is centred. The mean
+of such states is 0, so that RMSNorm is LayerNorm.
 
-      y = (x + Σ b) M + c · 1/√w.
+**Biases.** A Llama has none. But nothing writes in the direction of (1, …, 1), so each embedding
+holds a constant c there, and also what the biases b of the teacher's writers add to every state. In
+front of a layer where `ahead` of these have not been added yet,
 
-  A norm divides by ‖y‖ now and not by ‖x‖, and what a layer's input lacks of the teacher's
-  positions is lost. So what reads normalised states ŷ gets its weights by least squares: with the
-  teacher's x̂ of the same places, A is the matrix with ŷ A ≈ [x̂, 1] (a ridge holds it near the A
-  that would be right if ‖y‖ / ‖x‖ were a constant), and weights W with biases b become A [W; b].
-- **Learnt positions.** Their mean belongs to the embeddings. The first entry of all rows, if it is
-  the same in all, has the first position whole.
-- **MLP.** GELU(z) ≈ silu(1.702 z) / 1.702. A gated unit writes silu(gate · ŷ) · (up · ŷ), where
-  up · ŷ ≈ 1 is read from the constant.
-- **Attention.** Values and what writes them go head by head, as in a GPT-2. Queries and keys have
-  to find by rotations what the teacher finds by positions that are added, so they are fitted: the
-  teacher's patterns P of each layer are known, and some steps of Adam make the mean of
-  KL(P ‖ softmax(q R k)) small. They begin with the teacher's products of queries and keys, the
-  strongest directions in the pairs of coordinates that rotate slowest.
+    y = (x + Σ_ahead b) M + c · (1, …, 1) / √w.
 
-The places are of rows that the teacher writes itself; nothing of it is random for a seed.
+**What reads.** A norm divides by ‖y‖ now and not by ‖x‖, and the student's states have lost
+something. Least squares say what of the teacher's states x̂ the student's ŷ tell: ŷ A ≈ (x̂, 1),
+with a ridge around the A that would be right if ‖y‖ / ‖x‖ were the same everywhere. A reader
+x̂ W + b becomes ŷ A (W; b).
+
+**Learnt positions.** Their mean belongs to the embeddings. An entry that begins all rows has the
+first position as it is.
+
+**MLP.** GELU(z) ≈ z σ(1.702 z) (Hendrycks and Gimpel, 2016, arXiv 1606.08415), and a gated unit is
+silu(g) · u. So g = 1.702 z, the unit's writer is divided by 1.702, and u = 1 is read as above.
+
+**Attention.** Values and what writes them go head by head, as in a GPT-2. Queries and keys have to
+find by rotations what the teacher finds by positions that are added. So they are fitted: with the
+teacher's pattern P of a head, some steps of Adam lower the mean over places of
+
+    KL(P ‖ softmax(q R k)).
+
+They begin with the teacher's products of queries and keys, the strongest directions in the pairs of
+coordinates that rotate slowest. Pairs to spare begin with the keys of the new model and no queries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import (
     GPT2LMHeadModel,
     LlamaForCausalLM,
@@ -43,44 +48,46 @@ from transformers import (
     PreTrainedModel,
     Qwen2ForCausalLM,
 )
-from transformers.activations import ACT2FN
 
-from farzi_hf.summary.endless import WrittenRows
-from farzi_hf.summary.layers import Gpt2, Values, of_rank
+from farzi_hf.summary.layers import Gpt2, Values, largest
+from farzi_hf.summary.narrower import Reader, Rows, of_teacher, rows_to_read, to_width
 
 _KINDS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
-"""Students whose modules have the names of a Llama's."""
-_PLACES = 2**14
-"""Places in the rows that the teacher writes, of all rows together."""
-_PLACES_OF_A_STEP = 2**10
-_LONGEST = 128
-"""Places of a row. Rotations go on beyond them."""
-_STEPS = 120
-_RATE = 0.015
-_CONSTANT = 0.5
-"""c beside the length of an embedding."""
-_RIDGE = 1e-3
+"""Classes of students whose modules have the names of a Llama's."""
 _GELU = 1.702
-"""GELU(z) is nearly z σ(1.702 z) (Hendrycks and Gimpel, 2016, arXiv 1606.08415)."""
-FIT_O = False
-FIT_DOWN = False
-PCA = False
-KSCALE = 1.0
+_CONSTANT = 0.5
+"""c beside the mean length of an embedding."""
+_RIDGE = 1e-3
+"""Of least squares, as a share of the mean square of what is read."""
+_STEPS = 120
+"""Of a layer's attention."""
+_POSITIONS_OF_A_STEP = 2**10
+_RATE = 0.015
+_FALLS_FROM = 0.4
+"""The share of the steps after which the rate falls, to 0."""
+_SMALLEST = 1e-3
+"""The smallest variance of what queries and keys read, beside the mean one."""
+_NEVER = -1e9
+"""The score of a place that comes later."""
 
-def rotary_layers(teacher: PreTrainedModel, model: PreTrainedModel, length: int) -> Values:
-    """The parameters of a Llama, or of a model with its modules, that make it compute nearly what a
-    GPT-2 does, by name: all but those of layers that it has beyond the teacher's, of which only
-    what writes is set, to 0. {} for other pairs of models.
+
+def rotary_layers(teacher: PreTrainedModel, model: PreTrainedModel, rows: Rows) -> Values:
+    """The parameters of a Llama, or of a model with its modules, that do nearly what a GPT-2 does,
+    by name; {} for other pairs, and where the teacher is too large or reads too few positions for
+    this. Layers that only the model has write nothing yet.
 
     Args:
         teacher: a trained model, with weights on any device.
         model: a new model over the same vocabulary.
-        length: of the rows that students read, in ids.
+        rows: as the teacher writes them.
     """
     if not _fits(teacher, model):
         return {}
-    rows = _written(teacher, min(length, _LONGEST))
-    return dict(_Fit(teacher, model, rows).values())
+    ids = rows_to_read(teacher, rows)
+    if ids is None:
+        return {}
+    with torch.inference_mode(False), torch.no_grad():
+        return dict(_values(teacher, model, ids))
 
 
 def _fits(teacher: PreTrainedModel, model: PreTrainedModel) -> bool:
@@ -88,268 +95,368 @@ def _fits(teacher: PreTrainedModel, model: PreTrainedModel) -> bool:
     if type(teacher) is not GPT2LMHeadModel or type(model) not in _KINDS:
         return False
     theirs, ours = teacher.config, model.config
-    is_plain = (
-        "gelu" in theirs.activation_function
+    is_known = (
+        theirs.activation_function.startswith("gelu")
         and theirs.scale_attn_weights
         and not theirs.scale_attn_by_inverse_layer_idx
         and not theirs.add_cross_attention
+        and ours.hidden_act == "silu"
     )
-    is_known = ours.hidden_act == "silu" and not ours.tie_word_embeddings
     has_room = (
         ours.num_hidden_layers >= theirs.n_layer and ours.num_attention_heads >= theirs.n_head
     )
-    return is_plain and is_known and has_room
+    return is_known and has_room and not ours.tie_word_embeddings
 
 
-def _written(teacher: GPT2LMHeadModel, length: int) -> Tensor:
-    """Rows (n, length) that the teacher writes, about `_PLACES` ids in all."""
-    length = min(length, teacher.config.n_positions)
-    entries = torch.ones(teacher.config.vocab_size)
-    padding = teacher.config.pad_token_id
-    if padding is not None and 0 <= padding < len(entries):
-        entries[padding] = 0
-    return WrittenRows(teacher, entries, length, seed=0).beginning(_PLACES // length, length)
+def _values(
+    teacher: GPT2LMHeadModel, model: PreTrainedModel, ids: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """The parameters, layer by layer."""
+    theirs = Gpt2(teacher)
+    reader = Reader(teacher.config)
+    student = _Student.of(model, ids.shape[1])
+    layers = [of_teacher(theirs, number) for number in range(teacher.config.n_layer)]
+    ahead = sum(layer[name] for layer in layers for name in _BIASES)
+    table = _embedding(theirs, ids)
+    frame = _Frame.of(theirs, reader, ids, student.width, table)
+    table = (table + ahead) @ frame.to_student + frame.constant * frame.alone
+    yield "model.embed_tokens.weight", table
+    x = theirs.states(ids)
+    y = table[ids]
+    for number, module in enumerate(model.model.layers):
+        own = {name: weight.detach().double().cpu() for name, weight in module.named_parameters()}
+        prefix = f"model.layers.{number}."
+        if number >= len(layers):
+            for name in _WRITERS:
+                yield prefix + name, torch.zeros_like(own[name])
+            continue
+        layer = layers[number]
+        made = {name: torch.ones_like(own[name]) for name in _NORMS}
+        made |= {name: torch.zeros_like(own[name]) for name in own if name.endswith(".bias")}
+        read = frame.read(reader, student, x, y, ahead)
+        made |= _attention(student, layer, frame, read, theirs.heads, own)
+        x = x + reader.attention(layer, number, read.theirs)
+        y = y + student.attention(made, read.ours)
+        ahead = ahead - layer["attn.c_proj.bias"]
+        read = frame.read(reader, student, x, y, ahead)
+        made |= _mlp(layer, frame, read, own)
+        x = x + reader.mlp(layer, read.theirs)
+        y = y + student.mlp(made, read.ours)
+        ahead = ahead - layer["mlp.c_proj.bias"]
+        for name, value in made.items():
+            yield prefix + name, value
+    read = frame.read(reader, student, x, y, ahead)
+    yield "model.norm.weight", torch.ones(student.width)
+    yield "lm_head.weight", read.through(theirs.head.T, theirs.head_bias).T
 
 
-class _Fit:
-    """Teacher and student read the same rows, layer by layer, and each part of the student is made
-    from what both have there.
+_BIASES = ("attn.c_proj.bias", "mlp.c_proj.bias")
+"""Of what writes in a layer of a GPT-2."""
+_NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
+_WRITERS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
+
+
+def _embedding(theirs: Gpt2, ids: Tensor) -> Tensor:
+    """(V, e): the teacher's embedding with what a student without learnt positions knows of them."""
+    table = theirs.embedding + theirs.positions[1 : ids.shape[1]].mean(0)
+    first = ids[0, 0]
+    if (ids[:, 0] == first).all():
+        table[first] = theirs.embedding[first] + theirs.positions[0]
+    return table
+
+
+# -- the student's states --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What readers get at the places of the rows.
+
+    Attributes:
+        theirs: x̂ (n, L, e).
+        ours: ŷ (n, L, w).
+        reading: A (w, e + 1).
     """
 
-    def __init__(self, teacher: GPT2LMHeadModel, model: PreTrainedModel, ids: Tensor) -> None:
-        self.theirs = Gpt2(teacher)
-        self.activation = ACT2FN[teacher.config.activation_function]
-        self.epsilons = (teacher.config.layer_norm_epsilon, model.config.rms_norm_eps)
-        self.model = model
-        self.ids = ids
-        self.width: int = model.config.hidden_size
-        self.heads: int = model.config.num_attention_heads
-        self.groups: int = model.config.num_key_value_heads
-        self.size = model.model.layers[0].self_attn.head_dim
-        self.to_student = self.theirs.to_width(self.width).float()
-        if PCA and self.width < self.theirs.width: self.pca()
-        self.alone = torch.full((self.width,), self.width**-0.5)
-        places = torch.arange(ids.shape[1])[None]
-        like = torch.zeros(1, 1, device=model.device)
-        self.rotation = [
-            x.float().cpu() for x in model.model.rotary_emb(like, places.to(model.device))
-        ]
-        # What writers add to all states and have not added yet.
-        self.ahead = sum(
-            self.theirs.writer(number, name)[1]
-            for number in range(teacher.config.n_layer)
-            for name in ("attn.c_proj", "mlp.c_proj")
-        ).float()
+    theirs: Tensor
+    ours: Tensor
+    reading: Tensor
 
-    def pca(self):
-        x = (self.theirs.embedding[self.ids] + self.theirs.positions[: self.ids.shape[1]]).float()
-        from farzi_hf.summary.layers import _orthogonal_to_ones
-        C = 0
-        def add(x):
-            f = x.flatten(0, 1).double(); f = f / f.norm(dim=1, keepdim=True)
-            return f.T @ f
-        C = C + add(x)
-        for n in range(self.model_layers()):
-            _, pat = self._patterns(n, x)
-            x = self._after_attention(n, x, pat); C = C + add(x)
-            x = self._after_mlp(n, x); C = C + add(x)
-        h = self.theirs.head; h = h / h.norm()
-        _, d = torch.linalg.eigh(C / C.trace())
-        k = self.width - 1
-        self.to_student = (d[:, -k:] @ _orthogonal_to_ones(self.width)[:k]).float()
-    def model_layers(self):
-        return max(int(n.split(".")[2]) for n in self.theirs._parameters if ".h." in n) + 1
-
-    def values(self) -> Iterator[tuple[str, Tensor]]:
-        table = self._embedding()
-        yield "model.embed_tokens.weight", table
-        x = (self.theirs.embedding[self.ids] + self.theirs.positions[: self.ids.shape[1]]).float()
-        y = table[self.ids]
-        for number, layer in enumerate(self.model.model.layers):
-            own = {name: weight.detach().float().cpu() for name, weight in layer.named_parameters()}
-            prefix = f"model.layers.{number}."
-            if number >= self.model_layers():
-                yield f"{prefix}self_attn.o_proj.weight", torch.zeros_like(own["self_attn.o_proj.weight"])
-                yield f"{prefix}mlp.down_proj.weight", torch.zeros_like(own["mlp.down_proj.weight"])
-                continue
-            made, x, y = self._attention(number, own, x, y)
-            mlp, x, y = self._mlp(number, own, x, y)
-            for name, weight in (made | mlp).items():
-                yield prefix + name, weight
-        reading = self._reading(x, y)
-        head = torch.cat([self.theirs.head, self.theirs.head_bias[:, None]], 1).float()
-        yield "lm_head.weight", head @ reading.T
-        yield "model.norm.weight", torch.ones(self.width)
-
-    def _embedding(self) -> Tensor:
-        length = self.ids.shape[1]
-        table = self.theirs.embedding + self.theirs.positions[1:length].mean(0)
-        first = self.ids[0, 0]
-        if (self.ids[:, 0] == first).all():
-            table[first] = self.theirs.embedding[first] + self.theirs.positions[0]
-        table = table.float()
-        self.constant = _CONSTANT * table[self.ids].norm(dim=-1).mean()
-        return (table + self.ahead) @ self.to_student + self.constant * self.alone
-
-    def _reading(self, x, y):
-        """A (w, e + 1)"""
-        wanted = torch.cat([self._normed(x), torch.ones_like(x[..., :1])], -1)
-        ratio = (y.norm(dim=-1) / x.norm(dim=-1)).mean()
-        states = self.to_student.T - torch.outer(self.alone, self.ahead) / self.constant
-        states = states * ratio * (self.theirs.width / self.width) ** 0.5
-        constant = self.alone * y.norm(dim=-1).mean() / self.constant / self.width**.5
-        prior = torch.cat([states, constant[:, None]], 1)
-        return _least_squares(self._rms(y), wanted, prior)
-
-    def _normed(self, x):
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.epsilons[0])
-
-    def _rms(self, y):
-        return y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.epsilons[1])
-
-    def _patterns(self, number, x):
-        weight, bias = self.theirs.reader(number, "ln_1", "attn.c_attn")
-        q, k, v = (self._normed(x) @ weight.float() + bias.float()).chunk(3, -1)
-        q, k = (_heads(z, self.theirs.heads) for z in (q, k))
-        return v, _log_patterns(q, k)
-
-    def _after_attention(self, number, x, patterns):
-        weight, bias = self.theirs.reader(number, "ln_1", "attn.c_attn")
-        v = (self._normed(x) @ weight.float() + bias.float()).chunk(3, -1)[2]
-        writer, wbias = self.theirs.writer(number, "attn.c_proj")
-        out = patterns.exp() @ _heads(v, self.theirs.heads)
-        return x + _joined(out) @ writer.float() + wbias.float()
-
-    def _after_mlp(self, number, x):
-        weight, bias = self.theirs.reader(number, "ln_2", "mlp.c_fc")
-        writer, wbias = self.theirs.writer(number, "mlp.c_proj")
-        return x + self.activation(self._normed(x) @ weight.float() + bias.float()) @ writer.float() + wbias.float()
-
-    def _attention(self, number, own, x, y):
-        reading = self._reading(x, y)
-        weight, bias = self.theirs.reader(number, "ln_1", "attn.c_attn")
-        read = reading @ torch.cat([weight, bias[None]]).float()
-        queries, keys, values = (_parts(z, self.theirs.heads) for z in read.chunk(3, -1))
-        _, wanted = self._patterns(number, x)
-        writing, wbias = self.theirs.writer(number, "attn.c_proj")
-        writers = (writing.float() @ self.to_student).chunk(self.theirs.heads)
-        q, k, patterns = self._fitted(self._rms(y), wanted, queries, keys, own['self_attn.k_proj.weight'].T)
-        v = own["self_attn.v_proj.weight"].T.clone().contiguous()
-        o = torch.zeros_like(own["self_attn.o_proj.weight"].T)
-        count = self.theirs.heads
-        share = self.heads // self.groups
-        for g in range(self.groups):
-            hs = range(g * share, min(count, (g + 1) * share))
-            if not len(hs): continue
-            left = torch.cat([values[h] for h in hs], 1)
-            right = torch.block_diag(*[writers[h].T for h in hs])
-            a, b = of_rank(left.double(), right.double(), self.size)
-            v[:, g * self.size:(g + 1) * self.size] = a.float()
-            for h, z in zip(hs, b.float().split(self.width)):
-                o[h * self.size:(h + 1) * self.size] = z.T
-        out = self._rms(y) @ v
-        out = _heads(out, self.groups).repeat_interleave(share, 1)[:, :count]
-        out = _joined(patterns.exp() @ out)
-        x = self._after_attention(number, x, wanted)
-        self.ahead = self.ahead - wbias.float()
-        if FIT_O:
-            want = (x + self.ahead) @ self.to_student + self.constant * self.alone - y
-            o[: count * self.size] = _least_squares(out, want, o[: count * self.size])
-        y = y + out @ o[: count * self.size]
-        qw = own["self_attn.q_proj.weight"].T.clone()
-        kw = own["self_attn.k_proj.weight"].T.clone()
-        qw[:, : q.shape[0] * self.size] = q.transpose(0, 1).flatten(1)
-        kw[:, : k.shape[0] * self.size] = k.transpose(0, 1).flatten(1)
-        made = {"input_layernorm.weight": torch.ones(self.width), "self_attn.q_proj.weight": qw.T, "self_attn.k_proj.weight": kw.T, "self_attn.v_proj.weight": v.T, "self_attn.o_proj.weight": o.T}
-        return made, x, y
-
-    def _fitted(self, read, wanted, queries, keys, fresh):
-        count = self.theirs.heads
-        share = self.heads // self.groups
-        pairs = self.size // 2
-        slow = torch.stack([torch.arange(pairs, 0, -1) - 1, torch.arange(self.size, pairs, -1) - 1], 1).flatten()
-        q = torch.zeros(count, self.width, self.size)
-        groups = -(-count // share)
-        k = torch.stack(fresh.split(self.size, 1)[:groups]).contiguous() * KSCALE
-        scale = (self.size / queries[0].shape[1]) ** .25
-        for g in range(groups):
-            hs = range(g * share, min(count, (g + 1) * share))
-            a, b = of_rank(torch.cat([keys[h] for h in hs], 1).double(), torch.block_diag(*[queries[h] for h in hs]).double(), min(self.size, queries[0].shape[1]))
-            k[g][:, slow[: a.shape[1]]] = a.float() * scale
-            for h, z in zip(hs, b.split(self.width)):
-                q[h][:, slow[: a.shape[1]]] = z.float() * scale
-        flat = read.flatten(0, 1).double()
-        var, vec = torch.linalg.eigh(flat.T @ flat / len(flat))
-        var = var.clamp_min(1e-3 * var.mean())
-        root = (vec * var.sqrt() @ vec.T).float()
-        inv = (vec / var.sqrt() @ vec.T).float()
-        n = read @ inv
-        q = root @ q; k = root @ k
-        target = wanted.exp()
-        cos, sin = self.rotation
-        def logs(n):
-            qs = _rotated(n[:, None] @ q, cos, sin)
-            ks = _rotated(n[:, None] @ k, cos, sin).repeat_interleave(share, 1)[:, :count]
-            return _log_patterns(qs, ks)
-        with torch.enable_grad():
-            q.requires_grad_(); k.requires_grad_()
-            opt = torch.optim.Adam([q, k], lr=_RATE, betas=(.9, .99))
-            sched = torch.optim.lr_scheduler.LambdaLR(opt, lambda t: min(1.0, (1 - t / _STEPS) / .6))
-            B = max(1, _PLACES_OF_A_STEP // n.shape[1])
-            for step in range(_STEPS):
-                at = slice(step * B % len(n), step * B % len(n) + B)
-                loss = F.kl_div(logs(n[at]), wanted[at], reduction="none", log_target=True).sum(-1).mean((0, 2)).sum()
-                opt.zero_grad(); loss.backward(); opt.step(); sched.step()
-        q = q.detach(); k = k.detach()
-        patterns = torch.cat([logs(z) for z in n.split(B)])
-        self.kls = getattr(self, "kls", []) + [float((target * (wanted - patterns)).sum(-1).mean())]
-        return inv @ q, inv @ k, patterns
-
-    def _mlp(self, number, own, x, y):
-        reading = self._reading(x, y)
-        weight, bias = self.theirs.reader(number, "ln_2", "mlp.c_fc")
-        read = reading @ torch.cat([weight, bias[None]]).float()
-        writing, wbias = self.theirs.writer(number, "mlp.c_proj")
-        writing = writing.float() @ self.to_student / _GELU
-        gate = own["mlp.gate_proj.weight"].T.clone()
-        up = own["mlp.up_proj.weight"].T.clone()
-        down = torch.zeros_like(own["mlp.down_proj.weight"].T)
-        sizes = read.norm(dim=0) * writing.norm(dim=1)
-        kept = sizes.argsort(descending=True, stable=True)[: len(down)].sort().values
-        gate[:, : len(kept)] = _GELU * read[:, kept]
-        up[:, : len(kept)] = reading[:, -1:]
-        down[: len(kept)] = writing[kept]
-        n = self._rms(y)
-        x = self._after_mlp(number, x)
-        self.ahead = self.ahead - wbias.float()
-        hidden = F.silu(n @ gate) * (n @ up)
-        if FIT_DOWN:
-            want = (x + self.ahead) @ self.to_student + self.constant * self.alone - y
-            down = _least_squares(hidden, want, down)
-        y = y + hidden @ down
-        return {"post_attention_layernorm.weight": torch.ones(self.width), "mlp.gate_proj.weight": gate.T, "mlp.up_proj.weight": up.T, "mlp.down_proj.weight": down.T}, x, y
+    def through(self, weight: Tensor, bias: Tensor) -> Tensor:
+        """(w, …): the weights of the student for what reads x̂ W + b."""
+        return self.reading @ torch.cat([weight, bias[None]])
 
 
-def _parts(z, n):
-    return z.chunk(n, -1)
+@dataclass(frozen=True)
+class _Frame:
+    """Where the teacher's states are among the student's.
 
-def _heads(x, n):
-    return x.unflatten(-1, (n, -1)).transpose(1, 2)
+    Attributes:
+        to_student: M (e, w).
+        constant: c.
+    """
 
-def _joined(x):
-    return x.transpose(1, 2).flatten(2)
+    to_student: Tensor
+    constant: Tensor
 
-def _log_patterns(q, k):
-    scores = q @ k.mT / q.shape[-1] ** 0.5
+    @classmethod
+    def of(cls, theirs: Gpt2, reader: Reader, ids: Tensor, width: int, table: Tensor) -> _Frame:
+        """That of a student of this width, for the rows and the embedding (V, e) that it reads."""
+        is_narrower = width < theirs.width
+        to_student = to_width(theirs, reader, ids, width) if is_narrower else theirs.to_width(width)
+        return cls(to_student, _CONSTANT * (table[ids] @ to_student).norm(dim=-1).mean())
+
+    @property
+    def alone(self) -> Tensor:
+        """(w,): the direction of length 1 in which nothing writes."""
+        width = self.to_student.shape[1]
+        return self.to_student.new_full((width,), width**-0.5)
+
+    def read(self, reader: Reader, student: _Student, x: Tensor, y: Tensor, ahead: Tensor) -> _Read:
+        """What readers of these states get.
+
+        Args:
+            reader: of the teacher.
+            student: of ours.
+            x: the teacher's states (n, L, e).
+            y: the student's (n, L, w).
+            ahead: (e,), what of the writers' biases y has and x does not.
+        """
+        width = len(self.alone)
+        length = y.norm(dim=-1).mean()
+        scale = (len(self.to_student) / width) ** 0.5 * length / x.norm(dim=-1).mean()
+        states = self.to_student.T - torch.outer(self.alone, ahead) / self.constant
+        one = self.alone * length / (self.constant * width**0.5)
+        prior = torch.cat([scale * states, one[:, None]], dim=1)
+        theirs = reader.normed(x)
+        ours = student.normed(y)
+        wanted = torch.cat([theirs, torch.ones_like(theirs[..., :1])], dim=-1)
+        reading = _least_squares(ours.flatten(0, 1), wanted.flatten(0, 1), prior)
+        return _Read(theirs, ours, reading)
+
+
+def _least_squares(read: Tensor, wanted: Tensor, prior: Tensor) -> Tensor:
+    """A (w, k) for which `read` A, (n, w) A, is nearest to `wanted` (n, k), with a ridge around
+    `prior`.
+    """
+    squares = read.T @ read
+    ridge = torch.full_like(squares[0], float(squares.diagonal().mean()) * _RIDGE).diag()
+    return prior + torch.linalg.solve(squares + ridge, read.T @ (wanted - read @ prior))
+
+
+@dataclass(frozen=True)
+class _Student:
+    """What the layers of a Llama do with states (n, L, w).
+
+    Attributes:
+        width: w.
+        heads: of queries.
+        groups: heads of keys and values; each is of as many heads of queries.
+        size: d of a head.
+        epsilon: of the norms.
+        rotation: cosines and sines (L, d).
+    """
+
+    width: int
+    heads: int
+    groups: int
+    size: int
+    epsilon: float
+    rotation: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, length: int) -> _Student:
+        """That of a model, for rows of this length."""
+        config = model.config
+        embedding = model.get_input_embeddings().weight
+        places = torch.arange(length, device=embedding.device)[None]
+        cosines, sines = model.model.rotary_emb(embedding.new_zeros((), dtype=torch.float), places)
+        return cls(
+            config.hidden_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            model.model.layers[0].self_attn.head_dim,
+            config.rms_norm_eps,
+            (cosines[0].double().cpu(), sines[0].double().cpu()),
+        )
+
+    @property
+    def share(self) -> int:
+        """Heads of queries for each head of keys."""
+        return self.heads // self.groups
+
+    @property
+    def slow_first(self) -> Tensor:
+        """(d,): the coordinates of a head, pair by pair, those that rotate slowest first."""
+        return torch.arange(self.size).view(2, -1).flip(1).T.flatten()
+
+    def normed(self, y: Tensor) -> Tensor:
+        """States as readers get them."""
+        return y / (y.square().mean(-1, keepdim=True) + self.epsilon).sqrt()
+
+    def rotated(self, x: Tensor) -> Tensor:
+        """Queries or keys (…, L, d), each rotated by its place."""
+        cosines, sines = (part.to(x) for part in self.rotation)
+        first, second = x.chunk(2, dim=-1)
+        return x * cosines + torch.cat([-second, first], dim=-1) * sines
+
+    def attention(self, layer: Values, read: Tensor) -> Tensor:
+        """What the attention of a layer writes."""
+        queries, keys, values = (
+            _heads(read @ layer[f"self_attn.{name}_proj.weight"].T, count)
+            for name, count in (("q", self.heads), ("k", self.groups), ("v", self.groups))
+        )
+        attended = nn.functional.scaled_dot_product_attention(
+            self.rotated(queries),
+            self.rotated(keys).repeat_interleave(self.share, 1),
+            values.repeat_interleave(self.share, 1),
+            is_causal=True,
+        )
+        return attended.transpose(1, 2).flatten(2) @ layer["self_attn.o_proj.weight"].T
+
+    def mlp(self, layer: Values, read: Tensor) -> Tensor:
+        """What the MLP of a layer writes."""
+        gate, up, down = (layer[f"mlp.{name}_proj.weight"].T for name in ("gate", "up", "down"))
+        return (nn.functional.silu(read @ gate) * (read @ up)) @ down
+
+
+def _heads(x: Tensor, count: int) -> Tensor:
+    """(n, h, L, d) of (n, L, h d)."""
+    return x.unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+# -- MLP -------------------------------------------------------------------------------------------
+
+
+def _mlp(layer: Values, frame: _Frame, read: _Read, own: Values) -> Values:
+    """The units of the largest weights, as many as there is room for. Units that only the student
+    has write nothing yet.
+    """
+    reading = read.through(layer["mlp.c_fc.weight"], layer["mlp.c_fc.bias"])
+    writing = layer["mlp.c_proj.weight"] @ frame.to_student
+    gate = own["mlp.gate_proj.weight"].clone()
+    up = own["mlp.up_proj.weight"].clone()
+    down = torch.zeros_like(own["mlp.down_proj.weight"])
+    kept = largest(reading.norm(dim=0) * writing.norm(dim=1), len(gate))
+    gate[: len(kept)] = _GELU * reading[:, kept].T
+    up[: len(kept)] = read.reading[:, -1]
+    down[:, : len(kept)] = writing[kept].T / _GELU
+    return {
+        "mlp.gate_proj.weight": gate,
+        "mlp.up_proj.weight": up,
+        "mlp.down_proj.weight": down,
+    }
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+
+def _attention(
+    student: _Student, layer: Values, frame: _Frame, read: _Read, count: int, own: Values
+) -> Values:
+    """The heads of the teacher, `count` of them. Heads that only the student has write nothing
+    yet.
+    """
+    weight = layer["attn.c_attn.weight"]
+    bias = layer["attn.c_attn.bias"]
+    readers = [part.chunk(count, 1) for part in read.through(weight, bias).chunk(3, 1)]
+    writers = [part.T for part in (layer["attn.c_proj.weight"] @ frame.to_student).chunk(count)]
+    scale = (student.size / (weight.shape[1] // 3 // count)) ** 0.25
+    queries, keys, values = (
+        own[f"self_attn.{name}_proj.weight"].unflatten(0, (-1, student.size)).mT.clone()
+        for name in ("q", "k", "v")
+    )  # (h, w, d)
+    outputs = torch.zeros_like(own["self_attn.o_proj.weight"].T).unflatten(0, (-1, student.size))
+    groups = -(-count // student.share)
+    queries[:count] = 0
+    for group in range(groups):
+        heads = slice(group * student.share, min(count, (group + 1) * student.share))
+        of_queries, of_keys, of_values = (part[heads] for part in readers)
+        left, rights = _with_one_left(of_keys, of_queries, student.size)
+        slow = student.slow_first[: left.shape[1]]
+        keys[group][:, slow] = scale * left
+        queries[heads, :, slow] = scale * rights
+        left, rights = _with_one_left(of_values, writers[heads], student.size)
+        values[group][:, : left.shape[1]] = left
+        outputs[heads, : left.shape[1]] = rights.mT
+    wanted = [_heads(x, count) for x in (read.theirs @ weight + bias).chunk(3, -1)[:2]]
+    fitted = _fitted(student, read.ours, wanted, queries[:count], keys[:groups])
+    queries[:count], keys[:groups] = fitted
+    return {
+        "self_attn.q_proj.weight": queries.mT.flatten(0, 1),
+        "self_attn.k_proj.weight": keys.mT.flatten(0, 1),
+        "self_attn.v_proj.weight": values.mT.flatten(0, 1),
+        "self_attn.o_proj.weight": outputs.flatten(0, 1).T,
+    }
+
+
+def _with_one_left(
+    lefts: Sequence[Tensor], rights: Sequence[Tensor], rank: int
+) -> tuple[Tensor, Tensor]:
+    """A factor (w, r) that all of some products of (w, d) and (m, d) have, and the other factors of
+    each, (…, m, r), with the strongest directions first; r is `rank` at most.
+    """
+    of_left = torch.linalg.qr(torch.cat(list(lefts), dim=1))
+    of_right = torch.linalg.qr(torch.block_diag(*rights))
+    u, s, v = torch.linalg.svd(of_left.R @ of_right.R.T)
+    root = s[:rank].sqrt()
+    left = of_left.Q @ u[:, :rank] * root
+    right = of_right.Q @ v[:rank].T * root
+    return left, right.unflatten(0, (len(rights), -1))
+
+
+def _fitted(
+    student: _Student, read: Tensor, wanted: Sequence[Tensor], queries: Tensor, keys: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Weights of queries (h, w, d) and keys (g, w, d), after the steps that bring a layer's
+    patterns near to those of the teacher.
+
+    Args:
+        student: whose rotation it is.
+        read: ŷ (n, L, w).
+        wanted: the teacher's queries and keys, (n, h, L, …) each.
+        queries: the weights to begin with.
+        keys: theirs.
+    """
+    # Steps are of like size in all directions of what is read.
+    flat = read.flatten(0, 1)
+    variances, directions = torch.linalg.eigh(flat.T @ flat / len(flat))
+    roots = variances.clamp_min(_SMALLEST * variances.mean()).sqrt()
+    root = directions * roots @ directions.T
+    inverse = directions / roots @ directions.T
+    read = (read @ inverse).float()[:, None]
+    wanted = [x.float() for x in wanted]
+    weights = [(root @ x).float() for x in (queries, keys)]
+    count = len(queries)
+    rows = max(1, _POSITIONS_OF_A_STEP // read.shape[2])
+    with torch.enable_grad():
+        for weight in weights:
+            weight.requires_grad_()
+        optimizer = torch.optim.Adam(weights, lr=_RATE, betas=(0.9, 0.99))
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _share_of_rate)
+        for step in range(_STEPS):
+            first = step * rows % len(read)
+            part = slice(first, first + rows)
+            of_queries, of_keys = (student.rotated(read[part] @ weight) for weight in weights)
+            of_keys = of_keys.repeat_interleave(student.share, 1)[:, :count]
+            theirs = _log_patterns(*(x[part] for x in wanted))
+            ours = _log_patterns(of_queries, of_keys)
+            missed = nn.functional.kl_div(ours, theirs, reduction="none", log_target=True)
+            optimizer.zero_grad()
+            missed.sum(-1).mean((0, 2)).sum().backward()
+            optimizer.step()
+            scheduler.step()
+    of_queries, of_keys = (inverse @ weight.detach().double() for weight in weights)
+    return of_queries, of_keys
+
+
+def _share_of_rate(step: int) -> float:
+    """Of the learning rate, at a step."""
+    return min(1.0, (1 - step / _STEPS) / (1 - _FALLS_FROM))
+
+
+def _log_patterns(queries: Tensor, keys: Tensor) -> Tensor:
+    """(n, h, L, L): the logarithms of what places get of those before them."""
+    scores = queries @ keys.mT / queries.shape[-1] ** 0.5
     later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    return scores.masked_fill(later, torch.finfo(scores.dtype).min).log_softmax(-1)
-
-def _rotated(x, cos, sin):
-    a, b = x.chunk(2, -1)
-    return x * cos + torch.cat([-b, a], -1) * sin
-
-def _least_squares(x, wanted, prior):
-    x = x.flatten(0, -2).double(); wanted = wanted.flatten(0, -2).double()
-    square = x.T @ x
-    ridge = _RIDGE * square.diagonal().mean() * torch.eye(len(square), dtype=torch.double)
-    return torch.linalg.solve(square + ridge, x.T @ wanted + ridge @ prior.double()).float()
+    return scores.masked_fill(later, _NEVER).log_softmax(-1)

@@ -35,6 +35,7 @@ from farzi_hf.summary.layers import (
     normed,
 )
 from farzi_hf.summary.narrower import Rows, narrower_layers
+from farzi_hf.summary.rotary_layers import rotary_layers
 from farzi_hf.summary.soft_tokens import check_student, vocabulary_size
 from farzi_hf.summary.teacher import no_padding, parameter_names, whole
 
@@ -111,7 +112,10 @@ def start_values(
             values[name] = table.detach().float().cpu().clone()
             values[name][:count] = maps.inputs(positions[:count]) / student.behind_embedding
     values |= layers_of_a_deeper_model(teacher, model)
-    narrower = {} if rows is None else narrower_layers(teacher, model, rows)
+    narrower = {}
+    if rows is not None:
+        narrower = narrower_layers(teacher, model, rows)
+        values |= rotary_layers(teacher, model, rows)
     values |= narrower or layers_at_another_width(teacher, model)
     for name, value in values.items():
         if not torch.isfinite(value).all():
