@@ -117,13 +117,14 @@ def start_values(
         narrower = narrower_layers(teacher, model, rows)
         values |= rotary_layers(teacher, model, rows)
     values |= narrower or layers_at_another_width(teacher, model)
+    parameters = dict(model.named_parameters())
+    values = {name: value.to(parameters[name]) for name, value in values.items()}
     for name, value in values.items():
         if not torch.isfinite(value).all():
             raise ValueError(
                 f"the carried teacher makes numbers for {name} that are not finite; begin at random"
             )
-    parameters = dict(model.named_parameters())
-    return {name: value.to(parameters[name]) for name, value in values.items()}
+    return values
 
 
 def _first_position(name: str) -> int:
