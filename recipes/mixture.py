@@ -7,9 +7,10 @@ sources that outer steps learn for a target.
 
 FOLDER has `instructions`: a pool and five targets, each with a dev and a test part, as gzipped JSON
 lines with `prompt`, `completion` and `source`. Templates of one data set are one source. Loss is on
-completions alone. One training and one backward pass give the matrix. Mixtures are compared with
-equal shares, shares by size, the target's own source alone, and shares by n-grams, by fresh
-trainings of equal length on the target's test part.
+completions alone. One training and one backward pass give the matrix. Learnt mixtures are compared
+with equal shares, all rows (shares by size), the target's own source alone, and shares by the
+scores of n-grams and of one training, by fresh trainings of equal length on the target's test part.
+What each way has chosen is kept in `output_dir`, so a run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from weigh import small_gpt2
 
 from farzi_hf.attribution import attribute
-from farzi_hf.attribution.choice import Chosen, losses
-from farzi_hf.attribution.choosers import NGramImportance, SelectionProblem
+from farzi_hf.attribution.choice import Chosen, choose
+from farzi_hf.attribution.choosers import AllRows, SelectionProblem
 from farzi_hf.attribution.groups import Groups
-from farzi_hf.attribution.outer_steps import GroupWeights, outer_steps
+from farzi_hf.attribution.mixtures import Mixture, mixtures_of
 from farzi_hf.attribution.smoothness import smoothness
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.cli.own_rows import OwnRows, text_rows
@@ -74,6 +76,9 @@ SOURCES = (
 """What the names of sources begin with: the data set that a template is of."""
 
 TARGETS = ("gsm8k", "codegen", "cosmos", "gigaword", "sciq")
+
+_SHOWN = 6
+"""How many of the largest shares are printed."""
 
 
 def source_of(row: Mapping[str, str]) -> str:
@@ -140,6 +145,25 @@ def read(args: Namespace) -> tuple[OwnRows, dict[tuple[str, str], OwnRows], obje
     return pool, parts, tokenizer
 
 
+class OwnSources(Mixture):
+    """Equal shares of the sources that the targets are of, which no other way may know."""
+
+    name = "its own source alone"
+    is_cheap = True
+
+    def __init__(self, groups: Groups, names: Sequence[str]) -> None:
+        self.groups = groups
+        self.names = names
+
+    @property
+    def are_own(self) -> Tensor:
+        """(G,): whether a source is one of them."""
+        return torch.tensor([name in self.names for name in self.groups.names])
+
+    def numbers(self, problem: SelectionProblem) -> Tensor:
+        return torch.where(self.are_own, 0.0, -torch.inf)
+
+
 def mixtures(
     trainings: Trainings,
     names: Sequence[str],
@@ -155,47 +179,35 @@ def mixtures(
     test = {name: parts[name, "test"][: args.test_rows].dataset() for name in names}
     learning = trainings.warmed() if args.warm else trainings
     print(f"{said}: {smoothness(learning, target)}", flush=True)
-    by_size = groups.sizes.float().log()
-    begin = time.perf_counter()
-    state = outer_steps(
-        learning,
-        target,
-        GroupWeights(by_size, groups),
-        args.outer_steps,
-        folder=folder / f"steps-{said}{'-warm' if args.warm else ''}",
-    )
-    seconds = time.perf_counter() - begin
-    mixture = sorted(state.learnt.mixture.items(), key=lambda item: -item[1])
-    shares = ", ".join(f"{source} {share:.2f}" for source, share in mixture[:6])
-    print(f"{said}: {shares}; losses {[round(step['loss'], 3) for step in state.history]}")
-    importance = NGramImportance().scores(SelectionProblem(trainings, target, 1, trainings))
-    of_groups = groups.means(importance[None].double())[0]
-    by_ngrams = (of_groups - of_groups.mean()) / of_groups.std()
-    is_own = torch.tensor([name in names for name in groups.names])
-    of_own = torch.where(is_own, 0.0, -torch.inf)  # equal shares of these alone
-    own = is_own[groups.members].float()
-    ways = {
-        "equal shares": GroupWeights(torch.zeros(len(groups.names)), groups).weights(),
-        "shares by size": torch.ones(len(sources)),
-        "shares by n-grams": GroupWeights(by_size + by_ngrams, groups).weights(),
-        "shares by n-grams, sharper": GroupWeights(by_size + 2 * by_ngrams, groups).weights(),
-        "its own source alone": GroupWeights(of_own, groups).weights(),
-        f"mixture, {args.outer_steps} outer steps": state.learnt.weights(),
-    }
+    folder = folder / f"mixtures-{said}{'-warm' if args.warm else ''}"
+    problem = SelectionProblem(trainings, target, len(sources), learning, folder)
+    own = OwnSources(groups, names)
+    ways = [AllRows(), *mixtures_of(groups, args.outer_steps), own]
+    is_own = own.are_own[groups.members]
     rows = []
-    for method, weights in ways.items():
-        dev, values = losses(trainings, weights, (target, test), args.trainings)
-        row = Chosen(method, True, weights, dev, values, 0.0).row()
+
+    def tell(chosen: Chosen) -> None:
+        row = chosen.row()
+        shares = chosen.weights / chosen.weights.sum()
         rows.append(
             {
-                "shares": method,
+                "shares": row["method"],
+                "dev": f"{row['dev']:.1f}",
                 "test perplexity": "{:.1f} ({:.1f}–{:.1f})".format(
                     row["test"], *row["test_interval"]
                 ),
-                "share of its own source": f"{float((weights * own).sum() / weights.sum()):.2f}",
-                "seconds": f"{seconds:.0f}" if method.startswith("mixture") else "0",
+                "share of its own source": f"{float(shares[is_own].sum()):.2f}",
+                "seconds": f"{row['seconds']:.0f}",
             }
         )
+        of_groups = groups.means(shares[None])[0] * groups.sizes
+        first = of_groups.argsort(descending=True)[:_SHOWN]
+        largest = ", ".join(f"{groups.names[i]} {of_groups[i]:.2f}" for i in first)
+        print(f"{' '.join(rows[-1].values())}: {largest}", flush=True)
+
+    # The rows that shares are learnt from choose the prior, too; the test part chooses nothing.
+    found = choose(problem, ways, target, test, trainings=args.trainings, folder=folder, tell=tell)
+    print(found.verdict, flush=True)
     return rows
 
 

@@ -38,6 +38,8 @@ from datasets import Dataset
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
+    LlamaConfig,
+    PretrainedConfig,
     PreTrainedModel,
     Trainer,
     TrainingArguments,
@@ -57,6 +59,9 @@ from farzi_hf.attribution.choosers import (
     RandomRows,
     SelectionProblem,
 )
+from farzi_hf.attribution.clusters import clusters
+from farzi_hf.attribution.groups import Groups
+from farzi_hf.attribution.mixtures import mixtures_of
 from farzi_hf.attribution.smoothness import smoothness
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.cli.own_rows import OwnRows, text_rows
@@ -328,6 +333,38 @@ def small_gpt2(
         initializer_range=0.1,
         attn_implementation="eager",
     )
+    return trainer_from(config, rows, tokenizer, args, folder, pretrained, **how)
+
+
+def small_llama(
+    rows: Dataset, tokenizer: Any, layers: int, args: Namespace, folder: Path, **how: Any
+) -> Trainer:
+    """A stock Trainer of a small Llama from scratch; arguments as of `small_gpt2`."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        max_position_embeddings=args.max_length,
+        hidden_size=args.width,
+        intermediate_size=2 * args.width,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        bos_token_id=None,
+        eos_token_id=None,
+        initializer_range=0.1,
+        attn_implementation="eager",
+    )
+    return trainer_from(config, rows, tokenizer, args, folder, **how)
+
+
+def trainer_from(
+    config: PretrainedConfig,
+    rows: Dataset,
+    tokenizer: Any,
+    args: Namespace,
+    folder: Path,
+    pretrained: Path | None = None,
+    **how: Any,
+) -> Trainer:
+    """A stock Trainer of a model of this config; arguments as of `small_gpt2`."""
     settings = plain_arguments(args, folder / "trainer", **{"max_steps": args.steps, **how})
     trained = None if pretrained is None else model_of(str(pretrained), None)
 
@@ -376,11 +413,85 @@ class Oracle(Chooser):
         return allowed.float()
 
 
-def choosers_of(pool: Pool, args: Namespace) -> list[Chooser]:
-    """All ways, the cheap ones first."""
+class AsBefore(Chooser):
+    """What a way has chosen with another model."""
+
+    def __init__(self, chosen: Chosen) -> None:
+        self.name = chosen.method
+        self.is_cheap = chosen.is_cheap
+        self.chosen = chosen
+
+    def weights(self, problem: SelectionProblem) -> torch.Tensor:
+        return self.chosen.weights
+
+
+def transferred(
+    oracle: Sequence[Chosen],
+    chosen: Sequence[Chosen],
+    problem: SelectionProblem,
+    held_out: Sequence[Mapping[str, Dataset]],
+    pool: Pool,
+    args: Namespace,
+    folder: Path,
+) -> None:
+    """The same choices, by models that did not choose: a GPT-2 four times as wide, and a Llama
+    twice as wide.
+
+    Args:
+        oracle: its rows, which the verdict is not about.
+        chosen: what each way has chosen.
+        problem: which they were chosen for.
+        held_out: the dev part and the test part of the target.
+    """
+    models = {"GPT-2": (small_gpt2, 4 * args.width), "Llama": (small_llama, 2 * args.width)}
+    tables = {}
+    for kind, (make, width) in models.items():
+        begin = time.perf_counter()
+        name = f"{kind} of width {width}"
+        place = folder / f"transfer-{kind}-{args.transfer_learning_rate:g}"
+        wide = Namespace(**{**vars(args), "width": width})
+        with seeded(args.seed):
+            trainer = make(
+                pool.rows.dataset(),
+                pool.tokenizer,
+                args.layers,
+                wide,
+                place,
+                learning_rate=args.transfer_learning_rate,
+                adam_epsilon=args.epsilon,
+                adam_beta2=0.99,
+                disable_tqdm=args.quiet,
+            )
+        how = {
+            "trainings": args.trainings,
+            "measured_in": Trainings.of(trainer, args.seed),
+            "folder": place,
+        }
+        far = choose(problem, [AsBefore(each) for each in oracle], *held_out, **how)
+        found = choose(problem, [AsBefore(each) for each in chosen], *held_out, **how)
+        tables[name] = [
+            {
+                "method": row["method"],
+                "rows": f"{row['rows']:,}",
+                "dev": f"{row['dev']:.1f}",
+                "test": "{:.1f} ({:.1f}–{:.1f})".format(row["test"], *row["test_interval"]),
+            }
+            for row in (each.row() for each in [*far.tried, *found.tried])
+        ]
+        seconds = time.perf_counter() - begin
+        print(f"\n{name}, {seconds:.0f} s:\n\n{markdown(tables[name])}\n", flush=True)
+        print(found.verdict, flush=True)
+    save_json(tables, folder / "transfer.json")
+
+
+def choosers_of(args: Namespace, groups: Groups | None) -> list[Chooser]:
+    """All ways, the cheap ones first; of groups mixtures, too."""
+    steps = max(args.outer_steps)
+    mixtures = [] if groups is None else mixtures_of(groups, steps)
     cheap = (NGramImportance(), CrossEntropyDifference(), GradientCosine())
     return [
         AllRows(),
+        *mixtures,
         RandomRows(),
         *cheap,
         InfluenceOfOne(),
@@ -437,14 +548,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{time.perf_counter() - begin:.0f} s: {said}", flush=True)
         save_json({"settings": vars(args), "rows": rows}, folder / "table.json")
 
-    ways = [each for each in choosers_of(pool, args) if not args.only or each.name in args.only]
+    groups = Groups(clusters(trainer, args.clusters, seed=args.seed)) if args.clusters else None
+    ways = [each for each in choosers_of(args, groups) if not args.only or each.name in args.only]
     held_out = (parts["dev"], parts["test"])
     how = {"trainings": args.trainings, "folder": folder, "tell": tell}
-    choose(
-        problem, [Oracle(pool)], *held_out, **how
-    )  # no way to choose, but how far one could come
+    # No way to choose, but how far one could come.
+    oracle = choose(problem, [Oracle(pool)], *held_out, **how)
     found = choose(problem, ways, *held_out, **how)
-    print(f"\n{markdown(rows)}\n\n{found.verdict}")
+    print(f"\n{markdown(rows)}\n\n{found.verdict}", flush=True)
+    if args.transfer:
+        transferred(oracle.tried, found.tried, problem, held_out, pool, args, folder)
 
 
 def parse(argv: Sequence[str] | None) -> Namespace:
@@ -486,10 +599,19 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument(
         "--pretrain_text", help="a gzipped text whose lines pretrain the model, too"
     )
+    parser.add_argument(
+        "--clusters", type=int, help="mixtures of so many groups of rows that the model finds alike"
+    )
     parser.add_argument("--trainings", type=int, default=3, help="fresh models for each way")
     parser.add_argument(
         "--cold", action="store_true", help="weights are learnt in models that begin from nothing"
     )
+    parser.add_argument(
+        "--transfer",
+        action="store_true",
+        help="afterwards train a wider GPT-2 and a Llama from scratch on each choice",
+    )
+    parser.add_argument("--transfer_learning_rate", type=float, default=5e-3)
     parser.add_argument("--quiet", action="store_true", help="no bar")
     parser.add_argument("--only", nargs="*", default=[], help="names of ways; all by default")
     return parser.parse_args(argv)

@@ -171,7 +171,8 @@ def split_rows(args: Namespace, split: int) -> list[dict[str, Any]]:
         "test": {"users": Dataset.from_dict({"input_ids": test["input_ids"]})},
     }
     found = []
-    for way in ways_of(is_real, args.outer_steps):
+    ways = ways_of(is_real, args.outer_steps)
+    for way in [each for each in ways if not args.only or each.name in args.only]:
         begin = time.perf_counter()
         weights = way.weights(problem)
         seconds = time.perf_counter() - begin
@@ -321,6 +322,7 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument(
         "--cold", action="store_true", help="weights are learnt in models that begin from nothing"
     )
+    parser.add_argument("--only", nargs="*", default=[], help="names of ways; all by default")
     return parser.parse_args(argv)
 
 

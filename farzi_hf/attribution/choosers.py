@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,10 +19,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
-from farzi_hf.attribution.groups import Groups
 from farzi_hf.attribution.outer_steps import (
     LARGEST,
-    GroupWeights,
     RowWeights,
     cost_of_steps,
     highest_weights,
@@ -62,6 +60,8 @@ class SelectionProblem:
     """A bar that counts gradients of steps; None: each way shows its own, if any."""
     _scores: dict[str, Tensor] = field(default_factory=dict, repr=False)
     """(n,) by the name of a way: several ways begin with the scores of the same one."""
+    _scores_of_targets: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    """(m, n), likewise."""
     _dev_losses: dict[str, float] = field(default_factory=dict, repr=False)
     """By the name of a way: the mean loss of models that were trained on what it chose."""
 
@@ -87,6 +87,24 @@ class SelectionProblem:
         else:
             self._scores[way.name] = way.scores(self)
         return self._scores[way.name]
+
+    def scores_of_targets(self, way: Ranked) -> Tensor:
+        """(m, n): what a way says of the rows for each target alone. It is asked once."""
+        if len(self.targets) == 1:
+            return self.scores(way)[None]
+        if way.name not in self._scores_of_targets:
+            self._scores_of_targets[way.name] = way.scores_of_targets(self)
+        return self._scores_of_targets[way.name]
+
+    def alone(self, target: str) -> SelectionProblem:
+        """The same for one of the targets."""
+        return replace(
+            self,
+            targets={target: self.targets[target]},
+            _scores={},
+            _scores_of_targets={},
+            _dev_losses={},
+        )
 
     def note_dev_losses(self, way: str, losses: Sequence[float]) -> None:
         """Notes how good models trained on the rows of a way are on the target's dev part: the loss
@@ -155,6 +173,10 @@ class Ranked(Chooser):
     @abstractmethod
     def scores(self, problem: SelectionProblem) -> Tensor:
         """(n,): the higher, the sooner a row is chosen."""
+
+    def scores_of_targets(self, problem: SelectionProblem) -> Tensor:
+        """(m, n): the scores for each target alone."""
+        return torch.stack([self.scores(problem.alone(target)) for target in problem.targets])
 
     def weights(self, problem: SelectionProblem) -> Tensor:
         return highest(problem.scores(self), problem.keep)
@@ -308,12 +330,26 @@ class InfluenceOfOne(Ranked):
         return cost_of_steps(problem.smooth, problem.targets, 1)
 
     def scores(self, problem: SelectionProblem) -> Tensor:
+        scores, reads = self._measured(problem)
+        return _per_read(scores.mean(0), reads)
+
+    def scores_of_targets(self, problem: SelectionProblem) -> Tensor:
+        scores, reads = self._measured(problem)  # one training has those of all targets
+        return torch.stack([_per_read(each, reads) for each in scores])
+
+    def _measured(self, problem: SelectionProblem) -> tuple[Tensor, Tensor]:
+        """The scores (m, n), and the reads (n,)."""
         begin = RowWeights(torch.ones(problem.num_rows))
         scored, reads = influence_of(
             problem.smooth, problem.targets, begin, 0, progress=problem.progress
         )
-        scores = scored.scores.mean(0) / reads.clamp(min=1)
-        return torch.where(reads > 0, scores, scores[reads > 0].mean())
+        return scored.scores, reads
+
+
+def _per_read(scores: Tensor, reads: Tensor) -> Tensor:
+    """(n,): scores for each time that a row was read; rows that were not have the mean."""
+    per_read = scores / reads.clamp(min=1)
+    return torch.where(reads > 0, per_read, per_read[reads > 0].mean())
 
 
 @dataclass(frozen=True)
@@ -451,65 +487,3 @@ def graded(scores: Tensor, count: int) -> Tensor:
     weights = torch.zeros(len(scores))
     weights[order] = LARGEST * (1 - torch.arange(count) / count)
     return weights
-
-
-# -- mixtures: all rows, with a share for each group -----------------------------------------------
-
-
-@dataclass(frozen=True)
-class EqualShares(Chooser):
-    """All rows; each group is read as often as any other."""
-
-    groups: Groups
-    name = "equal shares of groups"
-    is_cheap = True
-
-    def weights(self, problem: SelectionProblem) -> Tensor:
-        return GroupWeights(torch.zeros(len(self.groups.names)), self.groups).weights()
-
-
-@dataclass(frozen=True)
-class NGramShares(Chooser):
-    """All rows; the share of a group is its size, times e for each standard deviation of groups by
-    which its rows are more important by their n-grams.
-    """
-
-    groups: Groups
-    name = "shares of groups by n-grams"
-    is_cheap = True
-
-    def weights(self, problem: SelectionProblem) -> Tensor:
-        scores = NGramImportance().scores(problem).double()
-        of_groups = self.groups.means(scores[None])[0]
-        relative = (of_groups - of_groups.mean()) / of_groups.std().clamp(min=1e-30)
-        numbers = self.groups.sizes.log() + relative.float()
-        return GroupWeights(numbers, self.groups).weights()
-
-
-@dataclass(frozen=True)
-class MixtureSteps(Chooser):
-    """All rows; outer steps learn a share for each group, beginning at their sizes."""
-
-    groups: Groups
-    steps: int = 8
-    is_cheap = False
-
-    @property
-    def name(self) -> str:
-        return f"mixture, {self.steps} outer steps"
-
-    def cost(self, problem: SelectionProblem) -> int:
-        return cost_of_steps(problem.smooth, problem.targets, self.steps)
-
-    def weights(self, problem: SelectionProblem) -> Tensor:
-        begin = GroupWeights(self.groups.sizes.float().log(), self.groups)
-        folder = None if problem.folder is None else problem.folder / "mixture"
-        state = outer_steps(
-            problem.smooth,
-            problem.targets,
-            begin,
-            self.steps,
-            folder=folder,
-            progress=problem.progress,
-        )
-        return state.learnt.weights()

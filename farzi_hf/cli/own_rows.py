@@ -4,6 +4,7 @@ histories.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from farzi_hf.data.text import ids_and_places_of, ids_of
 
 Span = tuple[int, int]
 """Where something is in a text: its first character, and the one after its last."""
+_PATH = "\0path"
+"""The column of a row's file while it is read. Nobody's own column is called so."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class OwnRows:
     """What is predicted, −100 where nothing is; None where that is every id."""
     own: list[dict[str, Any]]
     """The rows in the columns of their owner."""
+    files: list[str] | None = None
+    """The file of each row; None where they are not read from files."""
 
     def dataset(self) -> Dataset:
         """For a Trainer."""
@@ -43,7 +48,8 @@ class OwnRows:
 
     def __getitem__(self, rows: slice) -> OwnRows:
         labels = None if self.labels is None else self.labels[rows]
-        return OwnRows(self.ids[rows], labels, self.own[rows])
+        files = None if self.files is None else self.files[rows]
+        return OwnRows(self.ids[rows], labels, self.own[rows], files)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -144,13 +150,15 @@ def text_rows(
     Raises:
         ValueError: there are none.
     """
-    stream = stream_of(source, revision=revision)["train"]
+    stream = stream_of(source, revision=revision, path_column=_PATH)["train"]
     ids: list[list[int]] = []
     labels: list[list[int]] = []
     own: list[dict[str, Any]] = []
+    paths: list[str] = []
     reading = None
     with ChatTemplate(tokenizer) as template:
         for number, row in enumerate(whole_rows(stream, source)):
+            path = row.pop(_PATH, None)
             reading = reading or reading_of(list(row), column)
             where = f"{source}: row {number} (counted from 0)"
             text, spans = reading(row, template, where)
@@ -161,11 +169,19 @@ def text_rows(
                 ids.append(its_ids[:most])
                 labels.append(its_labels[:most])
                 own.append(row)
+                if path is not None:
+                    paths.append(path)
     if not ids:
         named = f"text in {column or 'text'!r}" if column or not own else "something to predict"
         raise ValueError(f"{source!r} has no rows with {named}; name the --column")
     of_all = all(IGNORED not in row for row in labels)
-    return OwnRows(ids, None if of_all else labels, own)
+    return OwnRows(ids, None if of_all else labels, own, _short(paths) if paths else None)
+
+
+def _short(paths: Sequence[str]) -> list[str]:
+    """Paths without the folder that all of them are in."""
+    common = os.path.commonpath([os.path.dirname(path) for path in set(paths)])
+    return [os.path.relpath(path, common) for path in paths]
 
 
 def _example(tokenizer: Any, text: str, spans: list[Span] | None) -> tuple[list[int], list[int]]:
@@ -226,6 +242,22 @@ def groups_of(rows: OwnRows, column: str | None) -> list[str] | None:
             f" {', '.join(map(repr, rows.own[lacking[0]]))}"
         )
     return [str(row[column]) for row in rows.own]
+
+
+def files_of_rows(rows: OwnRows) -> list[str]:
+    """The file of each row, as its group.
+
+    Raises:
+        ValueError: they are not of several files.
+    """
+    names = sorted(set(rows.files or ()))
+    if len(names) < 2:
+        found = f"all rows are of {names[0]!r}" if names else "these rows are not texts in files"
+        raise ValueError(
+            f"--by_file: {found}; give a folder with several files of text, or a pattern such as"
+            " 'parts/*.jsonl'"
+        )
+    return list(rows.files)
 
 
 # -- all of them -----------------------------------------------------------------------------------

@@ -22,7 +22,14 @@ from transformers.pytorch_utils import Conv1D
 import farzi_hf.models  # noqa: F401
 from farzi_hf.attribution import clusters
 from farzi_hf.cli.arguments import option_parser, parsed
-from farzi_hf.cli.own_rows import Columns, OwnRows, groups_of, history_rows, text_rows
+from farzi_hf.cli.own_rows import (
+    Columns,
+    OwnRows,
+    files_of_rows,
+    groups_of,
+    history_rows,
+    text_rows,
+)
 from farzi_hf.common.checks import did_you_mean
 from farzi_hf.common.files import find_file, is_taken, read_plain_file
 from farzi_hf.common.text import terminal_text
@@ -79,6 +86,11 @@ def add_group_arguments(parser: ArgumentParser, what: str) -> None:
         "--group",
         metavar="COLUMN",
         help=f"{what}; a group is a value of this column, such as the source of a row",
+    )
+    either.add_argument(
+        "--by_file",
+        action="store_true",
+        help="the same for the files of DATA, a folder or a pattern such as 'parts/*.jsonl'",
     )
     either.add_argument(
         "--clusters",
@@ -156,11 +168,14 @@ class Setup:
             args: those of `add_group_arguments`.
 
         Raises:
-            ValueError: a row has none, or there are fewer rows than clusters.
+            ValueError: a row has none, the rows are of one file, or there are fewer rows than
+                clusters.
         """
-        if args.clusters is None:
-            return groups_of(self.rows[0], args.group)
-        return clusters(self.trainer(), args.clusters)
+        if args.clusters is not None:
+            return clusters(self.trainer(), args.clusters)
+        if args.by_file:
+            return files_of_rows(self.rows[0])
+        return groups_of(self.rows[0], args.group)
 
     def trainer(self, **changes: Any) -> Trainer:
         """The stock Trainer of the first rows.

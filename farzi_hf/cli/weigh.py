@@ -20,17 +20,15 @@ from farzi_hf.attribution.choosers import (
     CalibratedScores,
     Chooser,
     CrossEntropyDifference,
-    EqualShares,
     GradientCosine,
     InfluenceOfOne,
-    MixtureSteps,
     NGramImportance,
-    NGramShares,
     OuterSteps,
     RandomRows,
     SelectionProblem,
 )
 from farzi_hf.attribution.groups import Groups
+from farzi_hf.attribution.mixtures import mixtures_of
 from farzi_hf.attribution.smoothness import smooth_enough
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.attribution.weighing import number_kept
@@ -182,18 +180,11 @@ def _parts(target: OwnRows, test: Sequence[OwnRows], seed: int) -> dict[str, Dat
 
 def _ways(outer_steps: int, groups: list[str] | None) -> list[Chooser]:
     """All ways to choose, the cheap ones first; with groups, mixtures of these too."""
-    mixtures: list[Chooser] = []
-    if groups is not None:
-        of_rows = Groups(groups)
-        mixtures = [
-            EqualShares(of_rows),
-            NGramShares(of_rows),
-            MixtureSteps(of_rows, outer_steps),
-        ]
+    mixtures = [] if groups is None else mixtures_of(Groups(groups), outer_steps)
     cheap = (NGramImportance(), CrossEntropyDifference(), GradientCosine())
     return [
-        *mixtures,
         AllRows(),
+        *mixtures,
         RandomRows(),
         *cheap,
         InfluenceOfOne(),

@@ -313,6 +313,7 @@ def stream_of(
     revision: str | None = None,
     rows: str = "line",
     column: str | None = None,
+    path_column: str | None = None,
 ) -> Mapping[str, IterableDataset]:
     """The rows of files or of a data set of the Hub, by split, as they are read.
 
@@ -320,6 +321,7 @@ def stream_of(
         name, split, revision: of a data set of the Hub, as in `datasets.load_dataset`.
         rows: what a row of plain text is, a "line" or a "paragraph".
         column: of files, the only column to read.
+        path_column: of files, a column to add, with the path of the file that a row is of.
 
     Raises:
         ValueError: as `find_files`.
@@ -333,6 +335,7 @@ def stream_of(
         "kind": rows if kind == "text" else kind,
         "several": sum(map(len, files.values())) > 1,
         "column": column,
+        "path_column": path_column,
     }
     # `IterableDataset.from_generator` would make a folder in the cache, which may not be writable.
     return {

@@ -29,13 +29,18 @@ _BLANKS = re.compile(r"\s*")
 
 
 def rows_of(
-    paths: Sequence[Path], several: bool, kind: str, column: str | None
+    paths: Sequence[Path],
+    several: bool,
+    kind: str,
+    column: str | None,
+    path_column: str | None = None,
 ) -> Iterator[DataRow]:
     """The rows of all files of a kind, an entry of `ROWS`. Lines and paragraphs are columns `text`.
 
     Args:
         several: whether there are other files, which have the column.
         column: the only one to read; None: all.
+        path_column: a column to add, with the path of a row's file; None adds none.
 
     Raises:
         ValueError: a file cannot be read.
@@ -49,7 +54,8 @@ def rows_of(
                 count += 1
                 row = value if isinstance(value, dict) else {"text": value}
                 lacks_column = lacks_column and column not in row
-                yield row if column is None else {column: row.get(column)}
+                read = row if column is None else {column: row.get(column)}
+                yield read if path_column is None else {**read, path_column: str(path)}
         except UnusableFileError:
             raise
         except Exception as error:  # each reader has errors of its own

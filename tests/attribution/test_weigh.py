@@ -39,6 +39,13 @@ from farzi_hf.attribution.choosers import (
     graded,
 )
 from farzi_hf.attribution.groups import Groups
+from farzi_hf.attribution.mixtures import (
+    BestMixture,
+    MixtureSteps,
+    SharesByScores,
+    SharesBySize,
+    mixtures_of,
+)
 from farzi_hf.attribution.outer_steps import (
     Evidence,
     GroupWeights,
@@ -70,7 +77,11 @@ def pool() -> Dataset:
 
 
 def target(seed: int = 2) -> Dataset:
-    return Dataset.from_dict({"input_ids": counting(8, seed, 1)})
+    return target_of(counting(8, seed, 1))
+
+
+def target_of(ids: list[list[int]]) -> Dataset:
+    return Dataset.from_dict({"input_ids": ids})
 
 
 def stock(folder, **changes) -> Trainer:
@@ -458,6 +469,74 @@ def test_a_way_that_several_begin_with_is_asked_once(tmp_path):
     assert int(way.weights(problem)[-GOOD:].sum()) == GOOD
     OuterSteps(1, way).weights(problem)
     assert way.asked == 1
+
+
+def test_shares_by_scores_are_sizes_times_powers_of_e_by_hand(tmp_path):
+    problem = problem_of(tmp_path)
+    kinds = Groups([*["first"] * 6, *["second"] * 6, *["third"] * BAD])
+    for power in (1, 2):
+        way = SharesByScores(kinds, Counted(), power)
+        means = np.array([2.5, 8.5, np.arange(2 * 6, 2 * 6 + BAD).mean()])
+        relative = (means - means.mean()) / means.std(ddof=1)
+        shares = np.array([6, 6, BAD]) * np.exp(power * relative)
+        weights = way.weights(problem).numpy()
+        read = [weights[:6].sum(), weights[6:12].sum(), weights[12:].sum()]
+        np.testing.assert_allclose(read / weights.sum(), shares / shares.sum(), rtol=1e-5)
+        assert len(set(weights[:6])) == 1
+    assert way.name == "shares of groups by the last rows, power 2"
+    (alone,) = SharesByScores(Groups(["all"] * (GOOD + BAD)), Counted()).numbers(problem).tolist()
+    assert np.isfinite(alone)  # one group has no standard deviation
+
+
+def test_each_of_several_targets_has_shares_of_its_own(tmp_path):
+    ids = [*counting(4, 2, 1), *counting(4, 7, 4)]
+    targets = {"one": target_of(ids[:4]), "four": target_of(ids[4:])}
+    problem = replace(problem_of(tmp_path, max_steps=10), targets=targets)
+    kinds = Groups(pool()["kind"])
+    for way in (NGramImportance(), InfluenceOfOne()):
+        alone = [SharesByScores(kinds, way, 2).weights(problem.alone(name)) for name in targets]
+        both = SharesByScores(kinds, way, 2).weights(problem)
+        torch.testing.assert_close(both, (alone[0] + alone[1]) / 2, rtol=1e-3, atol=1e-4)
+        share = [float(weights[:GOOD].sum() / weights.sum()) for weights in alone]
+        assert share[0] > GOOD / (GOOD + BAD) > share[1]
+
+
+def test_a_mixture_begins_with_the_shares_that_are_the_best_on_the_dev_part(tmp_path):
+    problem = problem_of(tmp_path, max_steps=10)
+    kinds = Groups(pool()["kind"])
+    last, alike = (SharesByScores(kinds, way, 2) for way in (Counted(), NGramImportance()))
+    best = BestMixture((last, alike))
+    assert torch.equal(best.numbers(problem), last.numbers(problem))  # nothing is measured yet
+    parts = {"target": target(4)}, {"target": target(5)}
+    choose(problem, [last, alike], *parts, trainings=1)
+    assert problem.dev_loss(alike.name) < problem.dev_loss(last.name)
+    steps = MixtureSteps(kinds, 1, best)
+    assert steps.name == "mixture, 1 outer steps, from the best shares"
+    begun = MixtureSteps(kinds, 1, alike).numbers(problem)
+    assert torch.equal(steps.numbers(problem), begun)
+    moved = begun - alike.numbers(problem)
+    assert moved.abs().max() > 0.01
+    by_size = MixtureSteps(kinds, 1).numbers(problem)
+    from_size = MixtureSteps(kinds, 1, SharesBySize(kinds)).numbers(problem)
+    assert torch.equal(by_size, from_size)
+
+
+def test_all_mixtures_are_compared_and_one_training_scores_the_rows_of_all(tmp_path, monkeypatch):
+    problem = problem_of(tmp_path, max_steps=10)
+    asked = []
+    scores = InfluenceOfOne.scores
+    monkeypatch.setattr(InfluenceOfOne, "scores", lambda *args: asked.append(1) or scores(*args))
+    ways = [AllRows(), *mixtures_of(Groups(pool()["kind"]), 1)]
+    parts = {"target": target(4)}, {"target": target(5)}
+    found = choose(problem, ways, *parts, trainings=1)
+    of = {each.method: each for each in found.tried}
+    assert len(of) == len(ways) == 8
+    assert len(asked) == 1
+    good = {name: float(x.weights[:GOOD].sum() / x.weights.sum()) for name, x in of.items()}
+    assert good["equal shares of groups"] == pytest.approx(0.5)
+    assert good["all rows"] == pytest.approx(GOOD / (GOOD + BAD))
+    influence_of_groups = "shares of groups by influence in one training"
+    assert good["all rows"] < good[influence_of_groups] < good[f"{influence_of_groups}, power 2"]
 
 
 def test_the_verdict_names_a_cheap_way_that_is_as_good():

@@ -19,6 +19,7 @@ from farzi_hf.attribution import Attribution, choice
 from farzi_hf.cli import main
 from farzi_hf.cli.own_rows import text_rows
 from farzi_hf.data import IGNORED, load_sample_text, word_tokenizer
+from farzi_hf.data.tokenizer_file import load_tokenizer
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] + ' : ' + m['content'] + ' ; ' }}{% endfor %}"
 
@@ -89,7 +90,13 @@ def test_rows_are_chosen_shown_and_saved(folder, tmp_path, capsys):
 def test_with_groups_mixtures_of_them_are_compared_too(folder, tmp_path, capsys):
     weigh(folder, tmp_path / "out", "--group", "source")
     printed = capsys.readouterr().out
-    for name in ("equal shares of groups", "shares of groups by n-grams", "mixture, 1 outer steps"):
+    for name in (
+        "equal shares of groups",
+        "shares of groups by n-gram importance",
+        "shares of groups by influence in one training, power 2",
+        "mixture, 1 outer steps",
+        "mixture, 1 outer steps, from the best shares",
+    ):
         assert re.search(rf"^\| {name} +\| +30 \|", printed, flags=re.M)
     said = re.search(r"The shares of groups: ([ab]) ([\d.]+)%, ([ab]) ([\d.]+)%", printed)
     assert {said[1], said[3]} == {"a", "b"}
@@ -233,6 +240,8 @@ def test_groups_and_targets_are_scored_and_printed(folder, tmp_path, capsys):
     names = Attribution.load(tmp_path / "clusters").group_names
     assert 1 < len(names) <= 3
     assert all(name.startswith("like row ") for name in names)
+    with pytest.raises(SystemExit, match=r"--by_file: all rows are of 'data.jsonl'; give a folder"):
+        main([*command, "--by_file", *how[:6], "--output_dir", str(tmp_path / "x")])
     with pytest.raises(
         SystemExit, match="--group 'kind': row 0 has none; its columns are 'prompt'"
     ):
@@ -241,3 +250,26 @@ def test_groups_and_targets_are_scored_and_printed(folder, tmp_path, capsys):
         SystemExit, match="--trainings 2 cannot be combined with --check or --per_token"
     ):
         main([*command, "--check", *how[:6], "--output_dir", str(tmp_path / "x"), *how[-2:]])
+
+
+def test_the_files_of_a_folder_are_groups(folder, tmp_path, capsys):
+    lines = (folder / "data.jsonl").read_text().splitlines(keepends=True)
+    parts = tmp_path / "parts"
+    for name, first, last in (("a.jsonl", 0, 10), ("more/a.jsonl", 10, 30)):
+        (parts / name).parent.mkdir(exist_ok=True, parents=True)
+        (parts / name).write_text("".join(lines[first:last]))
+    with (parts / "a.jsonl").open("a") as file:  # blank rows are in no group
+        file.write(json.dumps({"prompt": "a", "completion": " ", "source": "a"}) + "\n")
+    test = ["--test", str(folder / "test.jsonl"), "--queries", "3"]
+    command = ["attribute", str(folder / "model"), str(parts), *test, "--by_file", *SHORT[:6]]
+    main([*command, "--output_dir", str(tmp_path / "out")])
+    printed = capsys.readouterr().out
+    assert re.search(r"^\| a.jsonl +\| +10 \|", printed, flags=re.M)
+    assert re.search(r"^\| more/a.jsonl +\| +20 \|", printed, flags=re.M)
+    found = Attribution.load(tmp_path / "out")
+    means = [found.scores[:, :10].mean(1), found.scores[:, 10:].mean(1)]
+    torch.testing.assert_close(found.group_scores, torch.stack(means, 1).to(found.group_scores))
+    tokenizer = load_tokenizer(str(folder / "model"))
+    rows = text_rows(str(parts), None, tokenizer, 64)
+    assert rows.own == [json.loads(line) for line in lines]  # no column of ours
+    assert rows[8:12].files == ["a.jsonl"] * 2 + ["more/a.jsonl"] * 2

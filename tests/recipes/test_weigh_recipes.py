@@ -41,6 +41,22 @@ def test_all_ways_are_compared_and_a_run_goes_on(tmp_path, capsys):
     assert again == rows
 
 
+def test_choices_train_a_wider_model_and_one_of_another_kind(tmp_path, capsys):
+    command = ["--pool", "sample", "--output_dir", str(tmp_path), *TINY.split(), "--transfer"]
+    names = ("all rows", "mixture, 1 outer steps, from the best shares", "random rows")
+    weigh.main([*command, "--clusters", "3", "--only", *names])
+    printed = capsys.readouterr().out
+    folder = tmp_path / "sample-target-0"
+    tables = json.loads((folder / "transfer.json").read_text())
+    assert list(tables) == ["GPT-2 of width 32", "Llama of width 16"]
+    small = json.loads((folder / "table.json").read_text())["rows"]
+    for table in tables.values():
+        assert [row["method"] for row in table] == ["oracle", *names]
+        assert [row["rows"] for row in table] == ["30", "120", "120", "30"]
+        assert all(row["dev"] != of["dev"] for row, of in zip(table, small, strict=True))
+    assert printed.count("The rows are those of") == 3
+
+
 def test_a_pool_holds_what_it_says(tmp_path):
     args = weigh.parse(["--pool", "sample", *TINY.split()])
     pool = weigh.sample(args, np.random.default_rng(0), tmp_path)
@@ -94,8 +110,9 @@ def test_sources_by_targets_and_their_mixtures(data_dir, tmp_path, capsys):
     rows = json.loads((tmp_path / "out" / "cosmos.json").read_text())
     of = {row["shares"]: row for row in rows}
     assert of["its own source alone"]["share of its own source"] == "1.00"
-    assert of["equal shares"]["share of its own source"] == "0.33"
-    assert "mixture, 1 outer steps" in of
+    assert of["equal shares of groups"]["share of its own source"] == "0.33"
+    assert {"mixture, 1 outer steps", "mixture, 1 outer steps, from the best shares"} < of.keys()
+    assert len(rows) == 9
     assert (tmp_path / "out" / "matrix" / "groups.png").exists()
 
 
@@ -248,12 +265,15 @@ def test_histories_are_chosen_and_hit_rates_measured(tmp_path, capsys):
         [
             *("--dataset", "sample_interactions", "--output_dir", str(tmp_path)),
             *("--steps", "3", "--outer_steps", "1", "--trainings", "2", "--splits", "0", "1"),
+            *("--only", "real histories alone (oracle)", "all rows", "random rows"),
+            *("n-gram importance", "1 outer steps, from the best cheap way"),
         ]
     )
     printed = capsys.readouterr().out
     splits = json.loads((tmp_path / "table.json").read_text())["splits"]
     assert len(splits) == 2
     of = {row["method"]: row for row in splits[0]}
+    assert len(of) == 5
     oracle = of["real histories alone (oracle)"]
     assert (oracle["rows"], oracle["bots"]) == (80, 0)
     assert (of["all rows"]["rows"], of["all rows"]["bots"]) == (100, 20)
