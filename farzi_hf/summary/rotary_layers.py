@@ -84,7 +84,7 @@ def rotary_layers(teacher: PreTrainedModel, model: PreTrainedModel, rows: Rows) 
     if not _fits(teacher, model):
         return {}
     ids = rows_to_read(teacher, rows)
-    if ids is None:
+    if ids is None or ids.shape[1] < 2:
         return {}
     with torch.inference_mode(False), torch.no_grad():
         return dict(_values(teacher, model, ids))
@@ -103,7 +103,7 @@ def _fits(teacher: PreTrainedModel, model: PreTrainedModel) -> bool:
         and ours.hidden_act == "silu"
     )
     has_room = (
-        ours.num_hidden_layers >= theirs.n_layer and ours.num_attention_heads >= theirs.n_head
+        ours.num_hidden_layers >= theirs.n_layer > 0 and ours.num_attention_heads >= theirs.n_head
     )
     return is_known and has_room and not ours.tie_word_embeddings
 
@@ -439,11 +439,11 @@ def _fitted(
             part = slice(first, first + rows)
             of_queries, of_keys = (student.rotated(read[part] @ weight) for weight in weights)
             of_keys = of_keys.repeat_interleave(student.share, 1)[:, :count]
-            theirs = _log_patterns(*(x[part] for x in wanted))
+            theirs = _log_patterns(*(x[part] for x in wanted)).exp()
             ours = _log_patterns(of_queries, of_keys)
-            missed = nn.functional.kl_div(ours, theirs, reduction="none", log_target=True)
+            losses = -(theirs * ours).sum(-1)  # KL but for the teacher's own entropy
             optimizer.zero_grad()
-            missed.sum(-1).mean((0, 2)).sum().backward()
+            losses.mean((0, 2)).sum().backward()
             optimizer.step()
             scheduler.step()
     of_queries, of_keys = (inverse @ weight.detach().double() for weight in weights)
