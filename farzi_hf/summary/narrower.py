@@ -55,6 +55,8 @@ _NUMBERS = 2**24
 """The most numbers of what all positions have in a layer, and of logits that are there at once."""
 _LEAST = 16
 """Positions for each dimension of the teacher, at least."""
+_PART = 4
+"""Of as many rows, one has its gradients taken: directions need fewer than least squares do."""
 _RIDGE = 1e-4
 """Of least squares, as a share of the mean square of what is read."""
 _SMALLEST = 1e-10
@@ -97,7 +99,7 @@ def _narrower(theirs: Gpt2, model: GPT2LMHeadModel, teacher: _Reader, ids: Tenso
     width = model.config.n_embd
     gain = theirs.gain(width)
     student = _Reader(model.config)
-    to_student = _to_width(theirs, teacher, ids, width)
+    to_student = _to_width(theirs, teacher, ids[::_PART], width)
     values = dict(embeddings(theirs, model, to_student))
     x = theirs.states(ids)
     y = x @ to_student
