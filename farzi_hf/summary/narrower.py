@@ -46,11 +46,13 @@ from farzi_hf.summary.layers import (
 
 Rows = Callable[[int], Tensor]
 """Makes ids (n, L) of about so many positions, L at most `LONGEST_ROW`."""
-LONGEST_ROW = 512
+LONGEST_ROW = 256
 _POSITIONS = 2**14
 """The most positions of all rows."""
-_WORK = 4 * 10**10
+_WORK = 25 * 10**9
 """The most positions times what one of them costs, in parameters of a teacher."""
+_OF_A_SCORE = 8
+"""What a score of attention costs, in parameters."""
 _NUMBERS = 2**24
 """The most numbers of what all positions have in a layer, and of logits that are there at once."""
 _LEAST = 16
@@ -90,7 +92,7 @@ def _positions(teacher: GPT2LMHeadModel) -> int:
     """How many positions a teacher reads."""
     config = teacher.config
     scores = config.n_layer * config.n_head * LONGEST_ROW
-    cost = sum(x.numel() for x in teacher.parameters()) + scores
+    cost = sum(x.numel() for x in teacher.parameters()) + _OF_A_SCORE * scores
     widest = max(config.n_inner or 4 * config.n_embd, 3 * config.n_embd)
     return min(_POSITIONS, _WORK // cost, _NUMBERS // widest)
 
