@@ -20,7 +20,8 @@ reads: (γ ∘ x̂ + β) W = x̂ (γ ∘ W) + β W.
 - Narrower: M takes the directions in which both tables of the vocabulary are large, as those in
   which SliceGPT (Ashkboos et al., 2024, arXiv 2401.15024) finds the states to be large. Each head
   keeps the best approximation of its two products, of queries with keys and of values with what
-  reads them, and the MLP its units of the largest weights.
+  reads them, and the MLP its units of the largest weights. That is for weights alone; rows tell
+  more, see `farzi_hf.summary.narrower`.
 """
 
 from __future__ import annotations

@@ -46,15 +46,19 @@ from farzi_hf.summary.layers import (
 
 Rows = Callable[[int], Tensor]
 """Makes ids (n, L) of about so many positions, L at most `LONGEST_ROW`."""
-LONGEST_ROW = 512
+LONGEST_ROW = 256
 _POSITIONS = 2**14
 """The most positions of all rows."""
-_WORK = 4 * 10**10
+_WORK = 25 * 10**9
 """The most positions times what one of them costs, in parameters of a teacher."""
+_OF_A_SCORE = 8
+"""What a score of attention costs, in parameters."""
 _NUMBERS = 2**24
 """The most numbers of what all positions have in a layer, and of logits that are there at once."""
 _LEAST = 16
 """Positions for each dimension of the teacher, at least."""
+_PART = 4
+"""Of as many rows, one has its gradients taken: directions need fewer than least squares do."""
 _RIDGE = 1e-4
 """Of least squares, as a share of the mean square of what is read."""
 _SMALLEST = 1e-10
@@ -94,7 +98,7 @@ def _positions(teacher: GPT2LMHeadModel) -> int:
     """How many positions a teacher reads."""
     config = teacher.config
     scores = config.n_layer * config.n_head * LONGEST_ROW
-    cost = sum(x.numel() for x in teacher.parameters()) + scores
+    cost = sum(x.numel() for x in teacher.parameters()) + _OF_A_SCORE * scores
     widest = max(config.n_inner or 4 * config.n_embd, 3 * config.n_embd)
     return min(_POSITIONS, _WORK // cost, _NUMBERS // widest)
 
@@ -186,7 +190,7 @@ def to_width(theirs: Gpt2, teacher: Reader, ids: Tensor, width: int) -> Tensor:
     basis = orthogonal_to_ones(theirs.width).T
     squares = theirs.head.new_zeros(2, theirs.width, theirs.width)
     size = max(1, _NUMBERS // (len(theirs.head) * ids.shape[1]))
-    for part in ids.split(size):
+    for part in ids[::_PART].split(size):
         for states, gradients in _states_and_gradients(theirs, teacher, part):
             squares += torch.stack([states.T @ states, gradients.T @ gradients])
     states, information = basis.T @ squares @ basis
