@@ -85,12 +85,22 @@ def narrower_layers(teacher: PreTrainedModel, model: PreTrainedModel, rows: Rows
 
 
 def rows_to_read(teacher: GPT2LMHeadModel, rows: Rows) -> Tensor | None:
-    """Rows of ids (n, L); None where the teacher is too large, or they are too few for its width."""
+    """Rows of ids (n, L); None where the teacher is too large, or they are too few for its width.
+
+    Raises:
+        ValueError: the teacher cannot write them.
+    """
     least = _LEAST * teacher.config.n_embd
     positions = _positions(teacher)
     if positions < least:
         return None
-    ids = rows(positions)
+    try:
+        ids = rows(positions)
+    except ValueError as error:
+        raise ValueError(
+            "the carried teacher predicts NaN or infinity after ids that it has written itself;"
+            " begin at random"
+        ) from error
     return ids if ids.numel() >= least else None
 
 

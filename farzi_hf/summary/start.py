@@ -15,7 +15,8 @@ Known as GUIDE (arXiv 2510.06502) and weight subcloning (arXiv 2312.09299), for 
 family; and SimKD's reused head (arXiv 2203.14001).
 
 A student of the teacher's own kind begins with its layers, too, if it has more of them, or another
-width for which there is a map; see `farzi_hf.summary.layers`.
+width for which there is a map; see `farzi_hf.summary.layers`. So does a Llama, whose teacher is a
+GPT-2; see `farzi_hf.summary.rotary_layers`.
 """
 
 from __future__ import annotations
