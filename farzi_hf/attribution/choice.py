@@ -115,9 +115,9 @@ class Choice:
             gained = float(np.mean(gains))
             word = "better" if gained > 0 else "worse"
             said.append(
-                f"On the test part '{other.method}' is {abs(gained):.3f} nats {word} (gain"
-                f" {low:+.3f} to {high:+.3f}) than '{first.method}', the best that needs no"
-                " meta-gradient."
+                f"The best way that needs no meta-gradient is '{first.method}'. On the test part"
+                f" '{other.method}' is {abs(gained):.3f} nats {word} than that (95 % interval of"
+                f" what it gains: {low:+.3f} to {high:+.3f})."
             )
         larger = [each for each in self.tried if each.rows > self.keep]
         said += [

@@ -434,7 +434,7 @@ def test_ways_are_compared_and_the_dev_part_decides(tmp_path):
     row = found.tried[0].row()
     assert row["test"] == pytest.approx(float(np.exp(np.mean(found.tried[0].test))))
     assert found.best.method in found.verdict
-    assert "the best that needs no meta-gradient" in found.verdict
+    assert "The best way that needs no meta-gradient is '" in found.verdict
 
 
 class Counted(Ranked):
