@@ -120,13 +120,13 @@ class Choice:
                 f" what it gains: {low:+.3f} to {high:+.3f})."
             )
         larger = [each for each in self.tried if each.rows > self.keep]
-        said += [
-            f"But '{each.method}' ({each.rows:,} rows), for as many steps, is better on the dev"
-            f" part ({math.exp(np.mean(each.dev)):.4g}; {math.exp(np.mean(each.test)):.4g} on the"
-            " test part)."
-            for each in larger
-            if np.mean(each.dev) < np.mean(best.dev)
-        ]
+        most = min(larger, key=lambda each: np.mean(each.dev), default=best)
+        if np.mean(most.dev) < np.mean(best.dev):
+            said.append(
+                f"But '{most.method}' ({most.rows:,} rows), for as many steps, is better on the dev"
+                f" part ({math.exp(np.mean(most.dev)):.4g}; {math.exp(np.mean(most.test)):.4g} on"
+                " the test part)."
+            )
         return " ".join(said)
 
 
