@@ -115,18 +115,18 @@ class Choice:
             gained = float(np.mean(gains))
             word = "better" if gained > 0 else "worse"
             said.append(
-                f"On the test part '{other.method}' is {abs(gained):.3f} nats {word} (gain"
-                f" {low:+.3f} to {high:+.3f}) than '{first.method}', the best that needs no"
-                " meta-gradient."
+                f"The best way that needs no meta-gradient is '{first.method}'. On the test part"
+                f" '{other.method}' is {abs(gained):.3f} nats {word} than that (95 % interval of"
+                f" what it gains: {low:+.3f} to {high:+.3f})."
             )
         larger = [each for each in self.tried if each.rows > self.keep]
-        said += [
-            f"But '{each.method}' ({each.rows:,} rows), for as many steps, is better on the dev"
-            f" part ({math.exp(np.mean(each.dev)):.4g}; {math.exp(np.mean(each.test)):.4g} on the"
-            " test part)."
-            for each in larger
-            if np.mean(each.dev) < np.mean(best.dev)
-        ]
+        most = min(larger, key=lambda each: np.mean(each.dev), default=best)
+        if np.mean(most.dev) < np.mean(best.dev):
+            said.append(
+                f"But '{most.method}' ({most.rows:,} rows), for as many steps, is better on the dev"
+                f" part ({math.exp(np.mean(most.dev)):.4g}; {math.exp(np.mean(most.test)):.4g} on"
+                " the test part)."
+            )
         return " ".join(said)
 
 

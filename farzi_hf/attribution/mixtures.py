@@ -48,7 +48,7 @@ class EqualShares(Mixture):
 
 @dataclass(frozen=True)
 class SharesBySize(Mixture):
-    """Each row is read as often as any other. Tables have it as all rows."""
+    """Each row is read as often as any other."""
 
     groups: Groups
     name = AllRows.name
@@ -161,7 +161,8 @@ class MixtureSteps(Mixture):
 
 def mixtures_of(groups: Groups, steps: int) -> list[Mixture]:
     """The ways to mix groups that are worth a comparison, in an order in which each finds the
-    figures that it begins with. All rows, each as often as any other, are to be measured before.
+    figures that it begins with. Outer steps begin with the sizes of the groups, and with the best
+    of the other shares.
 
     Args:
         groups: of the rows.
@@ -170,5 +171,5 @@ def mixtures_of(groups: Groups, steps: int) -> list[Mixture]:
     n_grams = [SharesByScores(groups, NGramImportance(), power) for power in (1, 2)]
     influence = [SharesByScores(groups, InfluenceOfOne(), power) for power in (1, 2)]
     counted = [EqualShares(groups), *n_grams]
-    first = BestMixture((SharesBySize(groups), *counted, *influence))
-    return [*counted, *influence, MixtureSteps(groups, steps), MixtureSteps(groups, steps, first)]
+    best = BestMixture((*counted, *influence))
+    return [*counted, *influence, MixtureSteps(groups, steps), MixtureSteps(groups, steps, best)]

@@ -161,7 +161,7 @@ def _remove(parts: Sequence[Path]) -> None:
 
 def _print_rows(found: Attribution, args: Namespace) -> None:
     """The rows that lowered the loss the most, and those that raised it."""
-    columns = "row, blank ones not counted; nats per token; text"
+    columns = "number of the row from 0, without blank rows; score in nats per token; text"
     count = len(found.queries)
     for title, sign, shown in (
         ("lowered", 1, found.top(args.top)),
@@ -194,10 +194,12 @@ def _print_end(found: Attribution, trainer: Trainer, args: Namespace) -> None:
     how = trainer.args
     if not args.damping and "adam" in how.optim and how.adam_epsilon < _SMALL_EPSILON:
         say(
-            f"\nWith --adam_epsilon {how.adam_epsilon:g} these hold for small changes; --damping 1"
-            " says more of leaving out many"
+            f"\nWith --adam_epsilon {how.adam_epsilon:g} these scores predict small changes only. To"
+            " learn what happens if many rows are left out, train with --adam_epsilon 1e-2; if the"
+            " training is given, take --damping 1"
         )
-    say(f"\nAll scores: farzi_hf.attribution.Attribution.load({args.output_dir!r})")
+    say(f"\nAll scores are in {terminal_text(args.output_dir)}")
+    say(f"In Python: farzi_hf.attribution.Attribution.load({args.output_dir!r})")
     if args.check:
         trainer.train()
         say(

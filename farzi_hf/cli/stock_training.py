@@ -30,6 +30,7 @@ from farzi_hf.cli.own_rows import (
     history_rows,
     text_rows,
 )
+from farzi_hf.cli.program import summary_at
 from farzi_hf.common.checks import did_you_mean
 from farzi_hf.common.files import find_file, is_taken, read_plain_file
 from farzi_hf.common.text import terminal_text
@@ -37,6 +38,10 @@ from farzi_hf.data import SequenceCollator
 from farzi_hf.data.tokenizer_file import load_tokenizer
 from farzi_hf.data.vocabulary import ITEMS_BYTES, ITEMS_FILE, item_names
 from farzi_hf.distillation.learner_model import readable_positions
+from farzi_hf.summary.store.folder import TENSORS
+
+_OTHER_HEADS = ("summary_", "classifier_")
+"""How settings begin that are for other heads than that of a language model."""
 
 STOCK = (
     "All fields of transformers.TrainingArguments work too and say how the model is trained:"
@@ -229,6 +234,10 @@ def model_of(name: str, rank: int | None) -> PreTrainedModel:
     have a rank. Of a folder, which somebody else may have filled, no pickle is read.
     """
     folder = Path(name)
+    if folder.is_dir() and Path(summary_at(name), TENSORS).exists():
+        raise ValueError(
+            f"{name!r} is a summary, not a model: farzi train {name!r} --output_dir MODEL makes one"
+        )
     tensors = [path.name for path in folder.glob("*.safetensors")]
     pickles = [path.name for path in folder.glob("*.bin")]
     if pickles and not tensors:
@@ -244,7 +253,7 @@ def model_of(name: str, rank: int | None) -> PreTrainedModel:
         dropped = {
             key: 0.0
             for key, x in config.to_dict().items()
-            if "drop" in key and isinstance(x, float) and x
+            if "drop" in key and isinstance(x, float) and x and not key.startswith(_OTHER_HEADS)
         }
         config.update(dropped)
         model = AutoModelForCausalLM.from_pretrained(
@@ -261,6 +270,9 @@ def model_of(name: str, rank: int | None) -> PreTrainedModel:
             f"{name!r} is not a causal language model within reach ({what}); name another folder or"
             " repository"
         ) from error
+    # From some names of classes transformers cannot tell this, and warns before it takes it.
+    if getattr(model, "loss_type", None) is None:
+        model.loss_type = "ForCausalLM"
     if dropped:
         PartialState().print(f"Dropout is switched off: {terminal_text(', '.join(dropped))}")
     if rank is None:

@@ -310,9 +310,17 @@ def _add_products(
     for number, (dg, of_loss) in enumerate(zip(dgs, derivatives, strict=True)):
         pairs = zip(graph.g, dg, strict=True)
         vectors = [vector for flat, vector in pairs if flat.requires_grad]
-        products = torch.autograd.grad(
-            g, sources, vectors, allow_unused=True, retain_graph=number < last
-        )
+        try:
+            products = torch.autograd.grad(
+                g, sources, vectors, allow_unused=True, retain_graph=number < last
+            )
+        except RuntimeError as error:
+            if "derivative for" not in str(error):
+                raise
+            raise RuntimeError(
+                f"inner_loss has no second derivative ({error}); for a model of transformers give"
+                ' attn_implementation="eager" where you load or make it'
+            ) from error
         dw = weights(of_loss.states)
         for total, product in zip((*dw, *of_loss.inputs), products, strict=True):
             if product is not None:

@@ -63,9 +63,11 @@ def unroll(
             whose sum is the loss: the micro-batches of a step, of which one graph is in memory at a
             time (`GradientGraphs` and `Direct` keep all). It must be a pure function, because the
             backward pass evaluates it again (under the autocast settings of the forward pass):
-            choose minibatches and dropout by `step`. It must have second derivatives: no flash
-            attention, no cuDNN RNN. Only `params` and `inputs` get gradients. Pass a tensor that
-            needs one in `inputs`: if the function captures it, it gets one under `Direct` alone.
+            choose minibatches and dropout by `step`, and call `module.eval()` if a module has
+            dropout or batch normalisation. It must have second derivatives: no cuDNN RNN, no flash
+            attention (`attn_implementation="eager"` in transformers). Only `params` and `inputs`
+            get gradients. Pass a tensor that needs one in `inputs`: if the function captures it, it
+            gets one under `Direct` alone.
         params: the start θ_0, by name; or a training that goes on, as `train` has returned it. It
             takes `steps` more steps then.
         inputs: tensors for `inner_loss`, with the meta-variables among them.
@@ -193,9 +195,8 @@ class Candidate(NamedTuple):
         return self.need <= self.limit
 
     def __str__(self) -> str:
-        gib = 2**30
         name = type(self.adjoint).__name__
-        return f"{name} {self.need / gib:.2g} of {self.limit / gib:.2g} GiB"
+        return f"{name} needs {self.need / 1e6:,.1f} MB of {self.limit / 1e6:,.1f}"
 
 
 def choose_adjoint(
@@ -213,11 +214,11 @@ def choose_adjoint(
     if fitting:
         chosen = fitting[0]  # `ADJOINTS` has the fastest first
         level = logging.INFO
-        reason = "the fastest that fits"
+        reason = "the fastest that fits into memory"
     else:
         chosen = min(candidates, key=lambda candidate: candidate.need)
         level = logging.WARNING
-        reason = "the smallest, none fits"
+        reason = "the smallest, because none fits into memory"
     estimates = ", ".join(map(str, candidates))
     _log_once(level, f"adjoint={chosen.adjoint!r}: {reason} (estimates: {estimates})")
     return chosen.adjoint

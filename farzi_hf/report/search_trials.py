@@ -59,6 +59,12 @@ _FILES = 25.0
 """Seconds of a processor, for the summary's files, card and figures (recipes/LOG.md)."""
 _OF_FILES = 0.15
 """Of the time, for the same at most: what is learnt in a minute is small."""
+_FEWEST_FILES = 5.0
+"""Seconds of a processor for the same, of the smallest summary."""
+_FILES_OF_MEASURING = 18.0
+"""Times the seconds of measuring a student that the same takes beside these: it goes through rows
+of all parts with the teacher (recipes/LOG.md).
+"""
 _KNOWN = 5.0
 """Seconds of a processor after which one knows how others share it."""
 _FEWEST = 100
@@ -149,12 +155,16 @@ class SearchTrials:
     @property
     def seconds_of_files(self) -> float:
         """The seconds of files, card and figures, if others share the processor as they have shared
-        it since the search began.
+        it since the search began. The first answer tells how much there is to go through.
         """
         seconds = time.perf_counter() - self._began[0]
         processor = time.process_time() - self._began[1]
         slower = max(1.0, seconds / processor) if processor > _KNOWN else 1.0
-        return slower * min(_FILES, _OF_FILES * 60 * self.minutes)
+        most = slower * min(_FILES, _OF_FILES * 60 * self.minutes)
+        _, measuring = self.pace
+        if not measuring:
+            return most
+        return min(most, slower * _FEWEST_FILES + _FILES_OF_MEASURING * measuring)
 
     def decided(self, question: str, answer: Any) -> Any:
         """The answer, which the clock has given; or that of an earlier start, however late the

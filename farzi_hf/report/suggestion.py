@@ -566,6 +566,11 @@ class Search:
                 break
             if trial.nbytes <= self.most or is_last:
                 best = trial
+        if best.nbytes > self.most:
+            self.show(
+                f"no way to pack this teacher is small enough: {best.found['storage']} is taken,"
+                f" so the summary is larger than {self.most:,} bytes"
+            )
         return best
 
     def student_stage(self, teacher: Trial, packed: Trial) -> Trial:
@@ -634,7 +639,8 @@ class Search:
         steps = self.trials.decided("steps of students that are not tried", steps)
         found = {**settings, **self.trials.asked(inner_steps=steps)}
         self.show(
-            f"no time is left for a trial of students; they have {found['inner_steps']} steps"
+            "no time is left for trials of students: the rest is for the comparison and the files."
+            f" Students train for {found['inner_steps']} steps"
         )
         return Trial("student, not tried", found=found)
 

@@ -225,7 +225,8 @@ class Verdict:
                 "Not known to be worth it: no time was left to train on all data for as many"
                 " seconds. Give more --minutes."
             )
-        lines = _lines(c, measured, full, alternatives, facts)
+        instead = _instead(c, full, alternatives) if against else None
+        lines = _lines(c, measured, full, alternatives, facts, instead)
         return cls(not against and not late, answer, tuple(lines), facts)
 
 
@@ -246,13 +247,13 @@ def _faults(ours: Measured, full: Measured, share: float) -> list[str]:
     if share == math.inf:
         faults.append("full data get nothing right on the test part, which is too small")
     elif not share >= POOR:  # a NaN too
-        faults.append(f"its student has {100 * share:.0f} % of the quality of full data")
+        faults.append(f"a student has {100 * share:.0f} % of the quality of full data")
     times_as_small = full.nbytes / ours.nbytes
     times_as_fast = full.seconds / max(ours.seconds, 0.01)
     if times_as_small <= 1 and times_as_fast < FASTER:
         faults.append(
-            f"it is {1 / times_as_small:,.1f} times as large as the data, and training on it saves"
-            " little"
+            f"the summary is {1 / times_as_small:,.1f} times as large as the data, and training on"
+            " it saves little"
         )
     return faults
 
@@ -275,8 +276,9 @@ def _lines(
     full: Measured,
     alternatives: Alternatives,
     facts: Mapping[str, Any],
+    instead: str | None,
 ) -> list[str]:
-    """The figures, a sentence each."""
+    """The figures, a sentence each, and what to do instead."""
     ours = measured[0]
     rows = {row.method: row for row in measured}
 
@@ -313,13 +315,31 @@ def _lines(
             f" {figure(counted.row)}{took}. Our student has"
             f" {_percent(counted.share, counted.edges, f' of its quality{_by(c.task)}')}"
         )
-    if alternatives.better:
-        strongest = min(alternatives.better, key=lambda alternative: alternative.share)
-        lines.append(f"what to do instead: {strongest.advice} ({figure(strongest.row)})")
+    if instead is not None:
+        lines.append(f"what to do instead: {instead}")
     if (carried := rows.get("teacher")) is not None and c.farzi.carried is not None:
         advice = "If you need just one such model, export it: farzi export SUMMARY OUT --teacher"
         lines.append(f"the teacher that it carries: {figure(carried)}. {advice}")
     return lines
+
+
+def _instead(c: Comparison, full: Measured, alternatives: Alternatives) -> str:
+    """What to do where a summary is not worth it: the strongest alternative; or training on all
+    data, if there is none or if that is better beyond the interval.
+    """
+
+    def figure(row: Measured) -> str:
+        return c.task.headline(c.row(row))
+
+    on_all_data = f"train on the data ({figure(full)} after {_seconds(full.seconds)})"
+    if not alternatives.better:
+        return on_all_data
+    strongest = min(alternatives.better, key=lambda alternative: alternative.share)
+    advice = f"{strongest.advice} ({figure(strongest.row)})"
+    _, edges = c.task.ratio([full.students], [strongest.row.students])
+    if edges[0] > 1:
+        return f"{advice}; for better quality, {on_all_data}"
+    return advice
 
 
 def _by(task: Task) -> str:

@@ -434,7 +434,7 @@ def test_ways_are_compared_and_the_dev_part_decides(tmp_path):
     row = found.tried[0].row()
     assert row["test"] == pytest.approx(float(np.exp(np.mean(found.tried[0].test))))
     assert found.best.method in found.verdict
-    assert "the best that needs no meta-gradient" in found.verdict
+    assert "The best way that needs no meta-gradient is '" in found.verdict
 
 
 class Counted(Ranked):
@@ -547,9 +547,11 @@ def test_the_verdict_names_a_cheap_way_that_is_as_good():
     assert found.verdict.startswith("The rows are those of 'cheap'")
     assert "'dear' is 0.050 nats worse (gain " in found.verdict
     everything = Chosen("all rows", True, torch.ones(5), [0.5, 0.5], [0.6, 0.6], 0.0)
-    more = Choice([everything, cheap, dear], 2)
+    mixture = Chosen("a mixture", True, torch.ones(5), [0.7, 0.7], [0.6, 0.6], 0.0)
+    more = Choice([mixture, everything, cheap, dear], 2)
     assert more.best is cheap
     assert "But 'all rows' (5 rows), for as many steps, is better on the dev part" in more.verdict
+    assert "a mixture" not in more.verdict  # one is named, the best
 
 
 def test_intervals_are_those_of_student_s_t():

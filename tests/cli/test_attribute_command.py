@@ -11,6 +11,7 @@ import pytest
 from tiny_models import config_of
 from transformers import AutoModelForCausalLM
 
+from farzi_hf import sample
 from farzi_hf.attribution import Attribution
 from farzi_hf.cli import main
 from farzi_hf.cli.attribute import histories, texts
@@ -67,9 +68,7 @@ def test_rows_are_scored_saved_and_printed(folder, tmp_path, capsys, more):
     assert "Dropout is switched off: resid_pdrop" in printed
     for row in (*found.top(2), *found.bottom(2)):
         assert f"{row.row:>7} {row.score:>+11.3e}  {row.text}" in printed
-    assert (
-        "With --adam_epsilon 1e-08 these hold for small changes; --damping 1 says more" in printed
-    )
+    assert "With --adam_epsilon 1e-08 these scores predict small changes only." in printed
     assert float(printed.rsplit("differ from the replay's by ", 1)[1].split()[0]) < 1e-4
 
 
@@ -302,6 +301,12 @@ def test_damaged_weights_and_another_kind_of_model_end_in_one_line(stranger):
     assert "is not a causal language model within reach (SafetensorError" in refusal(stranger)
     (stranger / "model" / "config.json").write_text('{"model_type": "\\u001b[2J"}')
     assert "is not a causal language model within reach" in refusal(stranger)
+
+
+def test_a_summary_in_place_of_a_model_is_told_how_to_make_one(stranger):
+    shutil.rmtree(stranger / "model")
+    shutil.copytree(sample(), stranger / "model" / "summary")
+    assert "is a summary, not a model: farzi train " in refusal(stranger)
 
 
 def test_the_names_of_items_are_a_plain_list_in_a_plain_file(tmp_path):

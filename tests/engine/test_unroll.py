@@ -246,3 +246,16 @@ def test_tensors_without_elements_and_counts_of_numpy_are_fine(adjoint: Adjoint)
     theta = unroll(loss, params, (x,), optimizer=ADAM, steps=np.int64(3), adjoint=adjoint)
     assert theta["none"].shape == (0,)
     assert torch.autograd.grad(theta["w"].sum(), x)[0].all()
+
+
+def test_a_loss_without_second_derivatives_is_an_error_with_its_remedy() -> None:
+    """Fused attention is such a loss, and the default of models of transformers."""
+    start = {"tokens": torch.randn(1, 2, 6, 8, requires_grad=True)}
+
+    def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
+        tokens = params["tokens"]
+        return nn.functional.scaled_dot_product_attention(tokens, tokens, tokens).square().mean()
+
+    trained = unroll(inner_loss, start, (), optimizer=ADAM, steps=2, adjoint=Tape())
+    with pytest.raises(RuntimeError, match=r'second derivative.*attn_implementation="eager"'):
+        trained["tokens"].sum().backward()

@@ -98,7 +98,7 @@ def test_full_data_that_diverged_are_not_the_better_ones():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"ours": 80.0}, "its student has 62 % of the quality of full data"),
+        ({"ours": 80.0}, "a student has 62 % of the quality of full data"),
         (
             {"ours": 52.0, "bigram": 51.0},
             "the counted model 'interpolated bigram' is 2 % better (perplexity 52.3) and needs no",
@@ -107,10 +107,10 @@ def test_full_data_that_diverged_are_not_the_better_ones():
             {"ours": 50.0, "bigram": 49.9},
             "the counted model 'interpolated bigram' is as good to one per cent (perplexity",
         ),
-        ({"nbytes": 200_000, "seconds": 60.0}, "it is 2.0 times as large as the data"),
+        ({"nbytes": 200_000, "seconds": 60.0}, "the summary is 2.0 times as large as the data"),
         (
             {"ours": 80.0, "nbytes": 2_000_000, "seconds": 90.0},
-            "full data; and it is 20.0 times as large",
+            "full data; and the summary is 20.0 times as large",
         ),
         (
             {"ours": 45.0, "nbytes": 90_000, "seconds": 85.0},
@@ -129,6 +129,7 @@ def test_what_speaks_against_it_is_said(changes, reason):
     assert not found.worth
     assert str(found).startswith("Not worth it, because ")
     assert reason in found.summary
+    assert "- what to do instead: " in str(found)
 
 
 def test_a_student_has_to_beat_counting_beyond_the_interval():
@@ -150,10 +151,25 @@ def test_a_student_has_to_beat_counting_beyond_the_interval():
     assert "is as good within the interval" in unclear.summary
     assert "and takes 2.0 s" in unclear.summary
     assert "what to do instead: farzi count DATA --output_dir OUT" in str(unclear)
+    assert "for better quality" not in str(unclear)
+    assert "what to do instead" not in str(clear)
     assert not worse.worth
     assert "% better" in worse.summary
     assert beside(1.005, 2000).worth  # half of the bytes, at no loss
     assert not beside(0.95, 2000).worth
+
+
+def test_all_data_are_named_where_they_are_better_than_counting():
+    rows = [
+        measured("Farzi", 90.0, 1000, 10.0),
+        measured(LONG, 50.0, 10**4, 100.0),
+        measured("Kneser-Ney 3-gram, counted", 60.0, 10**4),
+    ]
+    expected = (
+        "what to do instead: farzi count DATA --output_dir OUT (perplexity 61.6); for better"
+        " quality, train on the data (perplexity 51.3 after 100 s)"
+    )
+    assert expected in str(Verdict.of(COMPARISON, rows))
 
 
 @pytest.mark.parametrize("method", [FULL, SAME_SECONDS])
