@@ -20,7 +20,8 @@ reads: (γ ∘ x̂ + β) W = x̂ (γ ∘ W) + β W.
 - Narrower: M takes the directions in which both tables of the vocabulary are large, as those in
   which SliceGPT (Ashkboos et al., 2024, arXiv 2401.15024) finds the states to be large. Each head
   keeps the best approximation of its two products, of queries with keys and of values with what
-  reads them, and the MLP its units of the largest weights.
+  reads them, and the MLP its units of the largest weights. That is for weights alone; rows tell
+  more, see `farzi_hf.summary.narrower`.
 """
 
 from __future__ import annotations
@@ -271,8 +272,8 @@ def attention(
     output = own["attn.c_proj.weight"].clone()
     output[theirs.heads * own_size :] = 0
     for head in range(theirs.heads):
-        query, key = _of_rank(queries[head] * scale, keys[head] * scale, own_size)
-        value, writer = _of_rank(values[head], writers[head].T, own_size)
+        query, key = of_rank(queries[head] * scale, keys[head] * scale, own_size)
+        value, writer = of_rank(values[head], writers[head].T, own_size)
         columns = slice(head * own_size, (head + 1) * own_size)
         for part, factor in enumerate((query, key, value)):
             fused[:, part * width :][:, columns] = factor
@@ -324,7 +325,7 @@ def units(read: Tensor, written: Tensor, own: Values) -> Iterator[tuple[str, Ten
     yield "mlp.c_proj.bias", written[-1]
 
 
-def _of_rank(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def of_rank(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Factors (n, rank) and (m, rank) whose product is nearest to that of `left` (n, d) and `right`
     (m, d); zeros fill them up where d is less than the rank.
     """

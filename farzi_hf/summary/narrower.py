@@ -46,15 +46,19 @@ from farzi_hf.summary.layers import (
 
 Rows = Callable[[int], Tensor]
 """Makes ids (n, L) of about so many positions, L at most `LONGEST_ROW`."""
-LONGEST_ROW = 512
+LONGEST_ROW = 256
 _POSITIONS = 2**14
 """The most positions of all rows."""
-_WORK = 4 * 10**10
+_WORK = 25 * 10**9
 """The most positions times what one of them costs, in parameters of a teacher."""
+_OF_A_SCORE = 8
+"""What a score of attention costs, in parameters."""
 _NUMBERS = 2**24
 """The most numbers of what all positions have in a layer, and of logits that are there at once."""
 _LEAST = 16
 """Positions for each dimension of the teacher, at least."""
+_PART = 4
+"""Of as many rows, one has its gradients taken: directions need fewer than least squares do."""
 _RIDGE = 1e-4
 """Of least squares, as a share of the mean square of what is read."""
 _SMALLEST = 1e-10
@@ -73,31 +77,47 @@ def narrower_layers(teacher: PreTrainedModel, model: PreTrainedModel, rows: Rows
     kinds = {type(teacher), type(model)}
     if kinds != {GPT2LMHeadModel} or not fits(teacher, model):
         return {}
-    width = teacher.config.n_embd
-    positions = _positions(teacher)
-    if model.config.n_embd > width or positions < _LEAST * width:
-        return {}
-    ids = rows(positions)
-    if ids.numel() < _LEAST * width:
+    ids = rows_to_read(teacher, rows) if model.config.n_embd < teacher.config.n_embd else None
+    if ids is None:
         return {}
     with torch.inference_mode(False), torch.no_grad():
-        return _narrower(Gpt2(teacher), model, _Reader(teacher.config), ids)
+        return _narrower(Gpt2(teacher), model, Reader(teacher.config), ids)
+
+
+def rows_to_read(teacher: GPT2LMHeadModel, rows: Rows) -> Tensor | None:
+    """Rows of ids (n, L); None where the teacher is too large, or they are too few for its width.
+
+    Raises:
+        ValueError: the teacher cannot write them.
+    """
+    least = _LEAST * teacher.config.n_embd
+    positions = _positions(teacher)
+    if positions < least:
+        return None
+    try:
+        ids = rows(positions)
+    except ValueError as error:
+        raise ValueError(
+            "the carried teacher predicts NaN or infinity after ids that it has written itself;"
+            " begin at random"
+        ) from error
+    return ids if ids.numel() >= least else None
 
 
 def _positions(teacher: GPT2LMHeadModel) -> int:
     """How many positions a teacher reads."""
     config = teacher.config
     scores = config.n_layer * config.n_head * LONGEST_ROW
-    cost = sum(x.numel() for x in teacher.parameters()) + scores
+    cost = sum(x.numel() for x in teacher.parameters()) + _OF_A_SCORE * scores
     widest = max(config.n_inner or 4 * config.n_embd, 3 * config.n_embd)
     return min(_POSITIONS, _WORK // cost, _NUMBERS // widest)
 
 
-def _narrower(theirs: Gpt2, model: GPT2LMHeadModel, teacher: _Reader, ids: Tensor) -> Values:
+def _narrower(theirs: Gpt2, model: GPT2LMHeadModel, teacher: Reader, ids: Tensor) -> Values:
     width = model.config.n_embd
     gain = theirs.gain(width)
-    student = _Reader(model.config)
-    to_student = _to_width(theirs, teacher, ids, width)
+    student = Reader(model.config)
+    to_student = to_width(theirs, teacher, ids, width)
     values = dict(embeddings(theirs, model, to_student))
     x = theirs.states(ids)
     y = x @ to_student
@@ -107,13 +127,13 @@ def _narrower(theirs: Gpt2, model: GPT2LMHeadModel, teacher: _Reader, ids: Tenso
         ours = student.normed(y) * gain
         reading = _fitted(ours, states, to_student)
         layer = dict(attention(theirs, model, number, to_student, reading, own))
-        x = x + teacher.attention(_of_teacher(theirs, number), number, states)
+        x = x + teacher.attention(of_teacher(theirs, number), number, states)
         y = y + student.attention(layer, number, ours)
         states = teacher.normed(x)
         ours = student.normed(y) * gain
         reading = _fitted(ours, states, to_student)
         layer |= _mlp(theirs, student, number, to_student, reading, own, ours)
-        x = x + teacher.mlp(_of_teacher(theirs, number), states)
+        x = x + teacher.mlp(of_teacher(theirs, number), states)
         y = y + student.mlp(layer, ours)
         values |= named_layer(number, layer, gain, width)
     reading = _fitted(student.normed(y) * gain, teacher.normed(x), to_student)
@@ -121,7 +141,7 @@ def _narrower(theirs: Gpt2, model: GPT2LMHeadModel, teacher: _Reader, ids: Tenso
     return values
 
 
-def _of_teacher(theirs: Gpt2, number: int) -> Values:
+def of_teacher(theirs: Gpt2, number: int) -> Values:
     """A layer of the teacher by the names of its parameters, with gains and shifts in them."""
     layer = {}
     for norm, reader, writer in _PARTS:
@@ -140,7 +160,7 @@ _PARTS = (("ln_1", "attn.c_attn", "attn.c_proj"), ("ln_2", "mlp.c_fc", "mlp.c_pr
 
 
 @dataclass(frozen=True)
-class _Reader:
+class Reader:
     """What the layers of a GPT-2 do with states (n, L, w) that have no mean."""
 
     config: GPT2Config
@@ -175,12 +195,12 @@ class _Reader:
 # -- directions ------------------------------------------------------------------------------------
 
 
-def _to_width(theirs: Gpt2, teacher: _Reader, ids: Tensor, width: int) -> Tensor:
+def to_width(theirs: Gpt2, teacher: Reader, ids: Tensor, width: int) -> Tensor:
     """M (e, w) with orthonormal columns, as the docstring of this file says."""
     basis = orthogonal_to_ones(theirs.width).T
     squares = theirs.head.new_zeros(2, theirs.width, theirs.width)
     size = max(1, _NUMBERS // (len(theirs.head) * ids.shape[1]))
-    for part in ids.split(size):
+    for part in ids[::_PART].split(size):
         for states, gradients in _states_and_gradients(theirs, teacher, part):
             squares += torch.stack([states.T @ states, gradients.T @ gradients])
     states, information = basis.T @ squares @ basis
@@ -194,14 +214,14 @@ def _to_width(theirs: Gpt2, teacher: _Reader, ids: Tensor, width: int) -> Tensor
 
 
 def _states_and_gradients(
-    theirs: Gpt2, teacher: _Reader, ids: Tensor
+    theirs: Gpt2, teacher: Reader, ids: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """What each reader gets, (n L, e), and the gradient in it of the rows' log-likelihood."""
     read = []
     with torch.enable_grad():
         x = theirs.states(ids).requires_grad_()
         for number in range(teacher.config.n_layer):
-            layer = _of_teacher(theirs, number)
+            layer = of_teacher(theirs, number)
             read.append(teacher.normed(x))
             x = x + teacher.attention(layer, number, read[-1])
             read.append(teacher.normed(x))
@@ -245,7 +265,7 @@ def _least_squares(read: Tensor, wanted: Tensor, prior: Tensor) -> Tensor:
 
 def _mlp(
     theirs: Gpt2,
-    student: _Reader,
+    student: Reader,
     number: int,
     to_student: Tensor,
     reading: Reading,

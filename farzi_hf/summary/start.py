@@ -15,7 +15,8 @@ Known as GUIDE (arXiv 2510.06502) and weight subcloning (arXiv 2312.09299), for 
 family; and SimKD's reused head (arXiv 2203.14001).
 
 A student of the teacher's own kind begins with its layers, too, if it has more of them, or another
-width for which there is a map; see `farzi_hf.summary.layers`.
+width for which there is a map; see `farzi_hf.summary.layers`. So does a Llama, whose teacher is a
+GPT-2; see `farzi_hf.summary.rotary_layers`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from farzi_hf.summary.layers import (
     normed,
 )
 from farzi_hf.summary.narrower import Rows, narrower_layers
+from farzi_hf.summary.rotary_layers import rotary_layers
 from farzi_hf.summary.soft_tokens import check_student, vocabulary_size
 from farzi_hf.summary.teacher import no_padding, parameter_names, whole
 
@@ -111,15 +113,19 @@ def start_values(
             values[name] = table.detach().float().cpu().clone()
             values[name][:count] = maps.inputs(positions[:count]) / student.behind_embedding
     values |= layers_of_a_deeper_model(teacher, model)
-    narrower = {} if rows is None else narrower_layers(teacher, model, rows)
+    narrower = {}
+    if rows is not None:
+        narrower = narrower_layers(teacher, model, rows)
+        values |= rotary_layers(teacher, model, rows)
     values |= narrower or layers_at_another_width(teacher, model)
+    parameters = dict(model.named_parameters())
+    values = {name: value.to(parameters[name]) for name, value in values.items()}
     for name, value in values.items():
         if not torch.isfinite(value).all():
             raise ValueError(
                 f"the carried teacher makes numbers for {name} that are not finite; begin at random"
             )
-    parameters = dict(model.named_parameters())
-    return {name: value.to(parameters[name]) for name, value in values.items()}
+    return values
 
 
 def _first_position(name: str) -> int:

@@ -73,7 +73,7 @@ class RandomStart(StudentStart):
 
 class TeacherStart(StudentStart):
     """What the carried teacher knows: input embedding, head, learnt positions; to a deeper model of
-    its kind, or a GPT-2 of another width, its layers, too.
+    its kind, or a GPT-2 of another width, or a Llama after a GPT-2, its layers, too.
     """
 
     word = "warm"

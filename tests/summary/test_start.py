@@ -227,7 +227,8 @@ def test_a_summary_starts_a_model_from_its_teacher(tmp_path):
     farzi.save_pretrained(tmp_path)
     students = [model_of("llama"), model_of("llama")]
     names = [farzi.start(students[0]), FarziData.from_pretrained(tmp_path).start(students[1])]
-    assert names[0] == names[1] == ["model.embed_tokens.weight", "lm_head.weight"]
+    assert names[0] == names[1]
+    assert {"model.embed_tokens.weight", "lm_head.weight"} < set(names[0])
     for one, other in zip(*(student.parameters() for student in students), strict=True):
         assert torch.equal(one, other)
     with pytest.raises(ValueError, match=r"^model has a vocabulary of 14 entries, the summary one"):

@@ -80,11 +80,12 @@ def test_rows_that_are_fixed_do_not_name_the_start_of_their_source():
 
 
 def test_a_warm_student_differs_from_a_random_one_in_the_tables_alone():
-    fresh = students_of(carrier("random")).first_parameters(5)
-    warm = students_of(carrier("teacher")).first_parameters(5)
+    config = config_of("llama", hidden_act="gelu")  # an MLP that is not made of a GPT-2's
+    fresh = students_of(carrier("random"), config).first_parameters(5)
+    warm = students_of(carrier("teacher"), config).first_parameters(5)
     changed = [name for name in fresh if not torch.equal(fresh[name], warm[name])]
     assert changed == TABLES
-    model = AutoModelForCausalLM.from_config(config_of("llama"))
+    model = AutoModelForCausalLM.from_config(config)
     carrier().start(model)
     for name in TABLES:
         torch.testing.assert_close(warm[name], model.get_parameter(name).detach())
@@ -129,7 +130,9 @@ def test_parameters_that_do_not_train_are_kept():
 
     fresh = students_of(carrier("random"), learner_init).first_parameters(5)
     warm = students_of(carrier("teacher"), learner_init).first_parameters(5)
-    assert [name for name in fresh if not torch.equal(fresh[name], warm[name])] == TABLES[:1]
+    changed = [name for name in fresh if not torch.equal(fresh[name], warm[name])]
+    assert TABLES[0] in changed
+    assert TABLES[1] not in changed
 
 
 def test_students_have_the_type_of_their_learner():
@@ -267,6 +270,6 @@ def test_numbers_that_overflow_are_refused():
         farzi.teacher.lm_head.weight.fill_(1e20)
     model = AutoModelForCausalLM.from_config(config_of("llama"))
     before = model.lm_head.weight.detach().clone()
-    with pytest.raises(ValueError, match=r"lm_head\.weight that are not finite; begin at random"):
+    with pytest.raises(ValueError, match=r"predicts NaN or infinity .*; begin at random"):
         farzi.start(model)
     assert torch.equal(model.lm_head.weight, before)
