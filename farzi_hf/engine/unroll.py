@@ -196,7 +196,14 @@ class Candidate(NamedTuple):
 
     def __str__(self) -> str:
         name = type(self.adjoint).__name__
-        return f"{name} needs {self.need / 1e6:,.1f} MB of {self.limit / 1e6:,.1f}"
+        return f"{name} needs {_size(self.need)} of {_size(self.limit)}"
+
+
+def _size(nbytes: float) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.3g} {unit}"
+    return f"{nbytes:.0f} bytes"
 
 
 def choose_adjoint(

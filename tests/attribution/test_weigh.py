@@ -545,7 +545,7 @@ def test_the_verdict_names_a_cheap_way_that_is_as_good():
     found = Choice([cheap, dear], 2)
     assert found.best is cheap
     assert found.verdict.startswith("The rows are those of 'cheap'")
-    assert "'dear' is 0.050 nats worse (gain " in found.verdict
+    assert "'dear' is 0.050 nats worse than that (95 % interval of what it gains: " in found.verdict
     everything = Chosen("all rows", True, torch.ones(5), [0.5, 0.5], [0.6, 0.6], 0.0)
     mixture = Chosen("a mixture", True, torch.ones(5), [0.7, 0.7], [0.6, 0.6], 0.0)
     more = Choice([mixture, everything, cheap, dear], 2)

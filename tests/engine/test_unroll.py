@@ -259,3 +259,18 @@ def test_a_loss_without_second_derivatives_is_an_error_with_its_remedy() -> None
     trained = unroll(inner_loss, start, (), optimizer=ADAM, steps=2, adjoint=Tape())
     with pytest.raises(RuntimeError, match=r'second derivative.*attn_implementation="eager"'):
         trained["tokens"].sum().backward()
+
+
+@pytest.mark.parametrize("is_pure", [True, False])
+def test_a_tape_warns_of_a_loss_that_is_not_pure(is_pure: bool, caplog) -> None:
+    rows = torch.randn(20, 3)
+
+    def inner_loss(params: dict, inputs: tuple, step: int) -> Tensor:
+        generator = torch.Generator().manual_seed(step) if is_pure else None
+        chosen = torch.randint(20, (4,), generator=generator)
+        return (rows[chosen] @ params["w"] - 1).square().mean()
+
+    start = {"w": torch.zeros(3, requires_grad=True)}
+    trained = unroll(inner_loss, start, (), optimizer=ADAM, steps=5, adjoint=Tape())
+    trained["w"].sum().backward()
+    assert ("module.eval()" in caplog.text) == (not is_pure)

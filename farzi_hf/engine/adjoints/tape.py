@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from farzi_hf.engine.adjoints.base import RecordingAdjoint, Reverse
 from farzi_hf.engine.buffers import Buffers, States, clone, nbytes
 from farzi_hf.engine.inner_loop import InnerLoop
+
+_APART = 0.1
+"""Of its size, by which a gradient may differ where it is taken again, perhaps by other kernels.
+Dropout and other rows change more.
+"""
+_logger = logging.getLogger(__name__)
 
 
 class Segment(NamedTuple):
@@ -43,6 +50,7 @@ class Tape(RecordingAdjoint):
     def retrace(
         self, loop: InnerLoop, record: list[Segment], inputs: Buffers, reverse: Reverse
     ) -> None:
+        last = record[-1].gradients[-1]
         for ts in reversed(_segments(loop)):
             start, gradients = record.pop()
             trail = [start]  # the states before and after each step of the segment
@@ -51,11 +59,14 @@ class Tape(RecordingAdjoint):
             for t in reversed(ts):
                 after = trail.pop()
                 before = trail[-1]
-                reverse(
+                g = reverse(
                     t,
                     before,
                     lambda group, rows, after=after: tuple(x[rows] for x in after[group][1:]),
                 )
+                if t == loop.steps:
+                    _check_again(g, last, loop.global_step(t))
+                    del last
 
     def record_bytes(self, loop: InnerLoop, w: Buffers) -> int:
         # While a segment is retraced, there are all of its states, and of those before it the
@@ -68,6 +79,24 @@ class Tape(RecordingAdjoint):
             buffers.append(earlier_gradients + fields * states)
             earlier_gradients += len(ts)
         return nbytes(w) * max(buffers)
+
+
+def _check_again(g: Buffers, taped: Buffers, step: int) -> None:
+    """Warns if the gradient of a step is not the one on the tape. On a CPU alone: a GPU would have
+    to wait for the answer.
+    """
+    if taped[0].device.type != "cpu":
+        return
+    apart = sum((a - b).square().sum() for a, b in zip(g, taped, strict=True))
+    size = sum(b.square().sum() for b in taped)
+    if apart > _APART**2 * size:
+        _logger.warning(
+            "adjoint=Tape(): in the backward pass, inner_loss gave another gradient for step %d"
+            " than in the forward pass, so the meta-gradient is wrong; make inner_loss a pure"
+            " function of (params, inputs, step): call module.eval() if there is dropout or batch"
+            " normalisation, and choose minibatches by the step alone",
+            step,
+        )
 
 
 def _segments(loop: InnerLoop) -> list[range]:
