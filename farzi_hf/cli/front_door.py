@@ -137,8 +137,9 @@ class FrontDoor:
         nothing else is written.
         """
         transformers.utils.logging.disable_progress_bar()  # of files that trials write and read
+        to_stderr(self.data.description)
         to_stderr(self.counted())
-        to_stderr(f"{self.data.description}\nTrials and the summary go to {self.folder}")
+        to_stderr(f"Trials and the summary go to {self.folder}")
         to_stderr(f"{_HOW_TO_READ} {self.data.task.figures}.")
         found = self.search.run()
         if isinstance(found, Suggestion):

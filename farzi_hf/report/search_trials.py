@@ -316,7 +316,8 @@ class SearchTrials:
             trained = teacher.trained
             taken = max(seconds_of(state), time.perf_counter() - began)
             has_stopped = not trained.still_learning or trained.steps < 0.9 * trained.end
-            stopped = ", and not better later" if trained.steps < trained.end else ""
+            is_short = has_stopped and trained.steps < trained.end
+            stopped = ", and not better later" if is_short else ""
             cut = f", cut from {steps:,} by the clock" if trained.cuts else ""
             numbers = sum(x.numel() for x in teacher.params.values())
             return {

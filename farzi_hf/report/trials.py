@@ -103,7 +103,17 @@ class Suggestion:
             steps=trial.found["steps"],
             seconds=trial.found["seconds"],
             way="the best trial of a teacher",
-            still_learning=not trial.found["stopped"],
+            still_learning=not trial.found["stopped"] and not self._has_longer_teacher,
+        )
+
+    @property
+    def _has_longer_teacher(self) -> bool:
+        """Whether the same teacher was tried with more steps, which were not worth them."""
+        _, trial = self.teacher
+        found = [other.found for other in self.trials if "teacher_steps" in other.found]
+        return any(
+            other["learner"] == trial.found["learner"] and other["steps"] > trial.found["steps"]
+            for other in found
         )
 
     def reasons(self) -> list[str]:

@@ -331,15 +331,19 @@ def _instead(c: Comparison, full: Measured, alternatives: Alternatives) -> str:
     def figure(row: Measured) -> str:
         return c.task.headline(c.row(row))
 
-    on_all_data = f"train on the data ({figure(full)} after {_seconds(full.seconds)})"
+    on_all_data = f"{figure(full)} after {_seconds(full.seconds)}"
     if not alternatives.better:
-        return on_all_data
+        return f"train on the data ({on_all_data})"
     strongest = min(alternatives.better, key=lambda alternative: alternative.share)
-    advice = f"{strongest.advice} ({figure(strongest.row)})"
     _, edges = c.task.ratio([full.students], [strongest.row.students])
-    if edges[0] > 1:
-        return f"{advice}; for better quality, {on_all_data}"
-    return advice
+    if edges[0] <= 1:
+        return f"{strongest.advice} ({figure(strongest.row)})"
+    if strongest is alternatives.counted:
+        return (
+            f"{strongest.advice} ({figure(strongest.row)}); for better quality, train on the data"
+            f" ({on_all_data})"
+        )
+    return f"{strongest.advice} ({figure(strongest.row)}; {on_all_data})"
 
 
 def _by(task: Task) -> str:

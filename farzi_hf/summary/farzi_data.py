@@ -560,7 +560,8 @@ class FarziData(nn.Module):
 
     def start(self, model: PreTrainedModel, seed: int = 0) -> list[str]:
         """Sets what the carried teacher knows of the vocabulary into a new model of any kind and
-        width, in place: input embedding, head, learnt positions. See `farzi_hf.summary.start`.
+        width, in place: input embedding, head, learnt positions; also its layers, where a GPT-2 is
+        the teacher of a GPT-2 of another width or of a Llama. See `farzi_hf.summary.start`.
 
         Args:
             model: a new causal model over the vocabulary of the summary, or a recommender over its

@@ -256,6 +256,7 @@ STUDENTS: dict[str, dict[str, Any]] = {
     "GPT-2 64, two layers": gpt2(64, 2),
     "GPT-2 96, two layers": gpt2(96, 2),
     "GPT-2 192, two layers": gpt2(192, 2),
+    "Llama 32": llama(32),
     "Llama 64": llama(64),
     "Llama 128": llama(128),
     "Llama 128, two layers": llama(128, layers=2),
@@ -530,6 +531,21 @@ def narrower_students() -> Iterator[Cell]:
         yield Cell("GPT-2 32", start, "written", steps, 40, rate)
 
 
+def rotary_students() -> Iterator[Cell]:
+    """Starts, rates and rows of a Llama, whose teacher is a GPT-2; rows on which the two are looked
+    at give it layers, and weights alone tables.
+    """
+    for start in ("weights alone", "warm"):
+        yield Cell("Llama 64", start, "written", 1, 40, 1e-9)
+    ways = ((40, 0.015), (40, 0.004), (10, 0.015), (10, 0.004), (10, 0.001))
+    for steps, (rows, rate) in product((30, 100), ways):
+        yield Cell("Llama 64", "warm", "written", steps, rows, rate)
+    yield Cell("Llama 64", "warm", "written", 300, 10, 0.004)
+    for student, rate in (("Llama 32", 0.005), ("Llama 128", 0.002)):
+        for start in ("weights alone", "warm"):
+            yield Cell(student, start, "written", 100, 10, rate)
+
+
 RATES = ((40, 0.0075), (40, 0.015), (40, 0.03), (10, 0.0075), (10, 0.015))
 """Rows of a step and the rate."""
 
@@ -570,6 +586,7 @@ PARTS: dict[type, dict[str, list[Cell]]] = {
         "states": list(states()),
         "matched": list(matched_states()),
         "narrower": list(narrower_students()),
+        "rotary": list(rotary_students()),
         "rates": list(rates()),
         "lengths": list(lengths()),
     },

@@ -23,7 +23,7 @@ from farzi_hf.distillation.teacher import Pace, TeacherTraining
 from farzi_hf.report import search_trials, suggestion
 from farzi_hf.report.search_trials import PACKINGS, SearchTrials
 from farzi_hf.report.suggestion import Search
-from farzi_hf.report.trials import Trial, leaderboard
+from farzi_hf.report.trials import Suggestion, Trial, leaderboard
 
 GPT2 = {
     "model_type": "gpt2",
@@ -849,3 +849,27 @@ def test_small_summaries_reserve_less_time_for_files() -> None:
     assert reserved(0.0) == pytest.approx(72, rel=0.05)
     assert reserved(0.4) == pytest.approx(4 * 5 + 18 * 0.4, rel=0.05)
     assert reserved(10.0) == pytest.approx(72, rel=0.05)
+
+
+def test_a_teacher_whom_more_steps_gained_nothing_is_not_still_learning() -> None:
+    def trial(steps: int, has_stopped: bool) -> Trial:
+        found = {"learner": GPT2, "teacher_steps": 500, "steps": steps, "seconds": 1.0}
+        return Trial("teacher", found={**found, "stopped": has_stopped})
+
+    rows = SimpleNamespace(
+        device="cpu",
+        splits={"train": [], "test": []},
+        statistics=lambda prediction, rows: np.zeros(1),
+        nbytes=lambda rows: 1,
+    )
+
+    def still_learning(taken: Trial, *others: Trial) -> bool:
+        teacher = (torch.nn.Identity(), taken)
+        trials = [taken, *others]
+        chosen = Suggestion(None, GPT2, trials, None, teacher, packed=taken, due=0.0)
+        return chosen.long_row(rows).still_learning
+
+    assert still_learning(trial(100, False))
+    assert not still_learning(trial(100, True))
+    assert not still_learning(trial(100, False), trial(300, True))
+    assert still_learning(trial(300, False), trial(100, False))

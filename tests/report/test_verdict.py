@@ -170,6 +170,11 @@ def test_all_data_are_named_where_they_are_better_than_counting():
         " quality, train on the data (perplexity 51.3 after 100 s)"
     )
     assert expected in str(Verdict.of(COMPARISON, rows))
+    same_seconds = measured(SAME_SECONDS, 60.0, 10**4, 10.0)
+    expected = (
+        "what to do instead: train on the data (perplexity 61.6; perplexity 51.3 after 100 s)"
+    )
+    assert expected in str(Verdict.of(COMPARISON, [*rows[:2], same_seconds]))
 
 
 @pytest.mark.parametrize("method", [FULL, SAME_SECONDS])
