@@ -45,7 +45,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from farzi_hf.attribution.choice import Chosen, choose
+from farzi_hf.attribution.choice import Choice, Chosen, choose
 from farzi_hf.attribution.choosers import (
     AllRows,
     BestOf,
@@ -425,6 +425,13 @@ class AsBefore(Chooser):
         return self.chosen.weights
 
 
+def verdict_of(found: Choice) -> str:
+    """The verdict, or a line that says why there is none."""
+    if all(each.rows > found.keep for each in found.tried):
+        return "No verdict: --only names no way that keeps as few rows as --keep asks for."
+    return found.verdict
+
+
 def transferred(
     oracle: Sequence[Chosen],
     chosen: Sequence[Chosen],
@@ -480,7 +487,7 @@ def transferred(
         ]
         seconds = time.perf_counter() - begin
         print(f"\n{name}, {seconds:.0f} s:\n\n{markdown(tables[name])}\n", flush=True)
-        print(found.verdict, flush=True)
+        print(verdict_of(found), flush=True)
     save_json(tables, folder / "transfer.json")
 
 
@@ -555,7 +562,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # No way to choose, but how far one could come.
     oracle = choose(problem, [Oracle(pool)], *held_out, **how)
     found = choose(problem, ways, *held_out, **how)
-    print(f"\n{markdown(rows)}\n\n{found.verdict}", flush=True)
+    print(f"\n{markdown(rows)}\n\n{verdict_of(found)}", flush=True)
     if args.transfer:
         transferred(oracle.tried, found.tried, problem, held_out, pool, args, folder)
 

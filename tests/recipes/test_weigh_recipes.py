@@ -55,6 +55,8 @@ def test_choices_train_a_wider_model_and_one_of_another_kind(tmp_path, capsys):
         assert [row["rows"] for row in table] == ["30", "120", "120", "30"]
         assert all(row["dev"] != of["dev"] for row, of in zip(table, small, strict=True))
     assert printed.count("The rows are those of") == 3
+    weigh.main([*command[:-1], "--only", "all rows"])
+    assert "No verdict: --only names no way" in capsys.readouterr().out
 
 
 def test_a_pool_holds_what_it_says(tmp_path):
