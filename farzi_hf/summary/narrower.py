@@ -249,18 +249,19 @@ def _fitted(ours: Tensor, states: Tensor, to_student: Tensor) -> Reading:
     """The teacher's states (…, e) from the student's (…, w), by least squares that prefer Mᵀ."""
     prior = Reading.back(to_student)
     start = torch.cat([prior.matrix, prior.shift[None]])
-    found = _least_squares(ours.flatten(0, 1), states.flatten(0, 1), start)
+    ours = ours.flatten(0, 1)
+    read = torch.cat([ours, torch.ones_like(ours[:, :1])], dim=1)
+    found = least_squares(read, states.flatten(0, 1), start, _RIDGE)
     return Reading(found[:-1], found[-1])
 
 
-def _least_squares(read: Tensor, wanted: Tensor, prior: Tensor) -> Tensor:
-    """B (w + 1, k) for which [read, 1] B, (n, w) and 1, is nearest to `wanted` (n, k), with a ridge
-    around `prior`.
+def least_squares(read: Tensor, wanted: Tensor, prior: Tensor, ridge: float) -> Tensor:
+    """A (w, k) for which `read` A, (n, w) A, is nearest to `wanted` (n, k), with a ridge around
+    `prior`: a share of the mean square of what is read.
     """
-    read = torch.cat([read, torch.ones_like(read[:, :1])], dim=1)
     squares = read.T @ read
-    ridge = torch.full_like(squares[0], float(squares.diagonal().mean()) * _RIDGE).diag()
-    return prior + torch.linalg.solve(squares + ridge, read.T @ (wanted - read @ prior))
+    of_ridge = torch.full_like(squares[0], float(squares.diagonal().mean()) * ridge).diag()
+    return prior + torch.linalg.solve(squares + of_ridge, read.T @ (wanted - read @ prior))
 
 
 def _mlp(

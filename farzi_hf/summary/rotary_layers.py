@@ -50,7 +50,14 @@ from transformers import (
 )
 
 from farzi_hf.summary.layers import Gpt2, Values, largest
-from farzi_hf.summary.narrower import Reader, Rows, of_teacher, rows_to_read, to_width
+from farzi_hf.summary.narrower import (
+    Reader,
+    Rows,
+    least_squares,
+    of_teacher,
+    rows_to_read,
+    to_width,
+)
 
 _KINDS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
 """Classes of students whose modules have the names of a Llama's."""
@@ -231,17 +238,8 @@ class _Frame:
         theirs = reader.normed(x)
         ours = student.normed(y)
         wanted = torch.cat([theirs, torch.ones_like(theirs[..., :1])], dim=-1)
-        reading = _least_squares(ours.flatten(0, 1), wanted.flatten(0, 1), prior)
+        reading = least_squares(ours.flatten(0, 1), wanted.flatten(0, 1), prior, _RIDGE)
         return _Read(theirs, ours, reading)
-
-
-def _least_squares(read: Tensor, wanted: Tensor, prior: Tensor) -> Tensor:
-    """A (w, k) for which `read` A, (n, w) A, is nearest to `wanted` (n, k), with a ridge around
-    `prior`.
-    """
-    squares = read.T @ read
-    ridge = torch.full_like(squares[0], float(squares.diagonal().mean()) * _RIDGE).diag()
-    return prior + torch.linalg.solve(squares + ridge, read.T @ (wanted - read @ prior))
 
 
 @dataclass(frozen=True)
