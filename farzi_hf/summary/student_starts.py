@@ -77,7 +77,7 @@ class TeacherStart(StudentStart):
     """
 
     word = "warm"
-    comment = "# The model starts with the teacher's embedding and output layer.\n"
+    comment = "# The model starts with the teacher's tables, and with its layers where they fit.\n"
     needs_teacher = True
 
     def values(

@@ -193,7 +193,7 @@ def test_the_card_begins_as_the_summary_says(tmp_path):
         carrier(name).save_pretrained(tmp_path / str(name))
         cards[name] = (tmp_path / str(name) / "README.md").read_text(encoding="utf-8")
     line = 'student = farzi.trainer(model, "student")'
-    above = "\n# The model starts with the teacher's embedding and output layer.\n"
+    above = "\n# The model starts with the teacher's tables, and with its layers where they fit.\n"
     assert f"{above}{line}\n" in cards["teacher"]
     for name in ("random", None):
         assert above not in cards[name]
