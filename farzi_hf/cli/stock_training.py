@@ -270,9 +270,8 @@ def model_of(name: str, rank: int | None) -> PreTrainedModel:
             f"{name!r} is not a causal language model within reach ({what}); name another folder or"
             " repository"
         ) from error
-    # From some names of classes transformers cannot tell this, and warns before it takes it.
-    if getattr(model, "loss_type", None) is None:
-        model.loss_type = "ForCausalLM"
+    # `loss_type` stays as it is, though transformers warns where it is None: by it the Trainer
+    # decides whether the first label of a row counts, and the training is the user's.
     if dropped:
         PartialState().print(f"Dropout is switched off: {terminal_text(', '.join(dropped))}")
     if rank is None:
