@@ -16,7 +16,6 @@ import os
 import runpy
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,9 +30,8 @@ NAME = (
     "fake_cuda_"
     + hashlib.sha256(VERSION["__version__"].encode() + SOURCE.read_bytes()).hexdigest()[:12]
 )
-FOLDER = Path(
-    os.environ.get("FAKE_CUDA_BUILD") or Path(tempfile.gettempdir()) / f"fake_cuda-{os.getuid()}"
-)
+# Not the folder of temporary files: tests have another one than the program that builds this.
+FOLDER = Path(os.environ.get("FAKE_CUDA_BUILD") or Path("/tmp") / f"fake_cuda-{os.getuid()}")
 LIBRARY = FOLDER / f"{NAME}.so"
 MAKE = """if True:
     import sys
