@@ -21,7 +21,9 @@ from tqdm.auto import tqdm
 
 from farzi_hf.attribution.outer_steps import (
     LARGEST,
+    Learnt,
     RowWeights,
+    Weighing,
     cost_of_steps,
     highest_weights,
     influence_of,
@@ -95,6 +97,13 @@ class SelectionProblem:
         if way.name not in self._scores_of_targets:
             self._scores_of_targets[way.name] = way.scores_of_targets(self)
         return self._scores_of_targets[way.name]
+
+    def outer_steps(self, begin: Learnt, steps: int, name: str) -> Weighing:
+        """The weights that a way of this name learns; its steps are kept."""
+        folder = None if self.folder is None else self.folder / name.replace(", ", "-")
+        return outer_steps(
+            self.smooth, self.targets, begin, steps, folder=folder, progress=self.progress
+        )
 
     def alone(self, target: str) -> SelectionProblem:
         """The same for one of the targets."""
@@ -466,15 +475,7 @@ class OuterSteps(Chooser):
         begin = torch.ones(problem.num_rows)
         if self.prior is not None:
             begin = graded(problem.scores(self.prior), round(self.room * problem.keep))
-        folder = None if problem.folder is None else problem.folder / self.name.replace(", ", "-")
-        state = outer_steps(
-            problem.smooth,
-            problem.targets,
-            RowWeights(begin),
-            self.steps,
-            folder=folder,
-            progress=problem.progress,
-        )
+        state = problem.outer_steps(RowWeights(begin), self.steps, self.name)
         return highest_weights(state.learnt.weights(), state.evidence, problem.keep)
 
 

@@ -17,7 +17,7 @@ from farzi_hf.attribution.choosers import (
     SelectionProblem,
 )
 from farzi_hf.attribution.groups import Groups
-from farzi_hf.attribution.outer_steps import GroupWeights, cost_of_steps, outer_steps
+from farzi_hf.attribution.outer_steps import GroupWeights, cost_of_steps
 
 
 class Mixture(Chooser):
@@ -147,16 +147,8 @@ class MixtureSteps(Mixture):
 
     def numbers(self, problem: SelectionProblem) -> Tensor:
         prior = self.prior or SharesBySize(self.groups)
-        folder = None if problem.folder is None else problem.folder / self.name.replace(", ", "-")
-        state = outer_steps(
-            problem.smooth,
-            problem.targets,
-            GroupWeights(prior.numbers(problem), self.groups),
-            self.steps,
-            folder=folder,
-            progress=problem.progress,
-        )
-        return state.learnt.numbers
+        begin = GroupWeights(prior.numbers(problem), self.groups)
+        return problem.outer_steps(begin, self.steps, self.name).learnt.numbers
 
 
 def mixtures_of(groups: Groups, steps: int) -> list[Mixture]:

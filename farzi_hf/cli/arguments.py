@@ -3,7 +3,7 @@
 import re
 import sys
 from argparse import ArgumentError, ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, files
@@ -48,8 +48,12 @@ class CommandParser(ArgumentParser):
             return f"{message}; {see_help}"
         if not unknown[1].startswith("-"):
             return f"{unknown[1]!r} is one argument too many; {see_help}"
-        hint = did_you_mean(unknown[1].partition("=")[0], self._option_string_actions)
-        return f"{unknown[1]!r} is not an option{hint}; {see_help}"
+        return f"{not_an_option(unknown[1], self._option_string_actions)}; {see_help}"
+
+
+def not_an_option(word: str, options: Iterable[str]) -> str:
+    """What an error says of a word that is none of these options, with the one that is meant."""
+    return f"{word!r} is not an option{did_you_mean(word.partition('=')[0], options)}"
 
 
 def option_parser(types: type | Sequence[type], **how: Any) -> HfArgumentParser:
@@ -117,10 +121,7 @@ def parse_arguments(
     *given, rest = parsed(parser, argv)
     if rest:
         options = [f"--{name}" for name in (*known, *more)]
-        raise ValueError(
-            f"{rest[0]!r} is not an option{did_you_mean(rest[0].partition('=')[0], options)}; see"
-            " --help"
-        )
+        raise ValueError(f"{not_an_option(rest[0], options)}; see --help")
     if any(getattr(part, "disable_tqdm", False) for part in given):
         disable_progress_bars()  # `datasets` has progress bars of its own
     return tuple(given)

@@ -125,9 +125,8 @@ class FrontDoor:
         if others:
             raise ValueError(
                 f"splits={[seed, *others]}: the trials see one split, and in it test users of the"
-                " others;"
-                " choose with farzi suggest DATA > config.yaml, then farzi distil config.yaml"
-                " --splits …"
+                " others; choose with farzi suggest DATA > config.yaml, then farzi distil"
+                " config.yaml --splits …"
             )
         return seed
 

@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 import farzi_hf.models  # noqa: F401
 from farzi_hf.attribution import clusters
-from farzi_hf.cli.arguments import option_parser, parsed
+from farzi_hf.cli.arguments import not_an_option, option_parser, parsed
 from farzi_hf.cli.own_rows import (
     Columns,
     OwnRows,
@@ -31,7 +31,6 @@ from farzi_hf.cli.own_rows import (
     text_rows,
 )
 from farzi_hf.cli.program import summary_at
-from farzi_hf.common.checks import did_you_mean
 from farzi_hf.common.files import find_file, is_taken, read_plain_file
 from farzi_hf.common.text import terminal_text
 from farzi_hf.data import SequenceCollator
@@ -150,8 +149,7 @@ class Setup:
         how, unknown = parsed(option_parser(TrainingArguments), [*fixed, *rest])
         if unknown:
             options = [f"--{name}" for name in (*vars(args), *vars(how))]
-            hint = did_you_mean(unknown[0].partition("=")[0], options)
-            raise ValueError(f"{unknown[0]!r} is not an option{hint}; see --help")
+            raise ValueError(f"{not_an_option(unknown[0], options)}; see --help")
         model = model_of(args.model, args.lora)
         most = readable_positions(model.eval(), args.max_length)
         columns = columns_of(args)

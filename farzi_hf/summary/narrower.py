@@ -21,7 +21,7 @@ x̂ ≈ ŷ A + a. A reader x̂ W + b becomes ŷ (A W) + (a W + b). Where nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -117,23 +117,24 @@ def _narrower(theirs: Gpt2, model: GPT2LMHeadModel, teacher: Reader, ids: Tensor
     width = model.config.n_embd
     gain = theirs.gain(width)
     student = Reader(model.config)
-    to_student = to_width(theirs, teacher, ids, width)
+    layers = layers_of(theirs, teacher.config.n_layer)
+    to_student = to_width(theirs, teacher, layers, ids, width)
     values = dict(embeddings(theirs, model, to_student))
     x = theirs.states(ids)
     y = x @ to_student
-    for number in range(teacher.config.n_layer):
+    for number, of_teacher in enumerate(layers):
         own = own_layer(model, number)
         states = teacher.normed(x)
         ours = student.normed(y) * gain
         reading = _fitted(ours, states, to_student)
         layer = dict(attention(theirs, model, number, to_student, reading, own))
-        x = x + teacher.attention(of_teacher(theirs, number), number, states)
+        x = x + teacher.attention(of_teacher, number, states)
         y = y + student.attention(layer, number, ours)
         states = teacher.normed(x)
         ours = student.normed(y) * gain
         reading = _fitted(ours, states, to_student)
         layer |= _mlp(theirs, student, number, to_student, reading, own, ours)
-        x = x + teacher.mlp(of_teacher(theirs, number), states)
+        x = x + teacher.mlp(of_teacher, states)
         y = y + student.mlp(layer, ours)
         values |= named_layer(number, layer, gain, width)
     reading = _fitted(student.normed(y) * gain, teacher.normed(x), to_student)
@@ -141,8 +142,12 @@ def _narrower(theirs: Gpt2, model: GPT2LMHeadModel, teacher: Reader, ids: Tensor
     return values
 
 
-def of_teacher(theirs: Gpt2, number: int) -> Values:
-    """A layer of the teacher by the names of its parameters, with gains and shifts in them."""
+def layers_of(theirs: Gpt2, count: int) -> list[Values]:
+    """The teacher's layers by the names of their parameters, with gains and shifts in them."""
+    return [_layer_of(theirs, number) for number in range(count)]
+
+
+def _layer_of(theirs: Gpt2, number: int) -> Values:
     layer = {}
     for norm, reader, writer in _PARTS:
         weight, bias = theirs.reader(number, norm, reader)
@@ -195,13 +200,15 @@ class Reader:
 # -- directions ------------------------------------------------------------------------------------
 
 
-def to_width(theirs: Gpt2, teacher: Reader, ids: Tensor, width: int) -> Tensor:
+def to_width(
+    theirs: Gpt2, teacher: Reader, layers: Sequence[Values], ids: Tensor, width: int
+) -> Tensor:
     """M (e, w) with orthonormal columns, as the docstring of this file says."""
     basis = orthogonal_to_ones(theirs.width).T
     squares = theirs.head.new_zeros(2, theirs.width, theirs.width)
     size = max(1, _NUMBERS // (len(theirs.head) * ids.shape[1]))
     for part in ids[::_PART].split(size):
-        for states, gradients in _states_and_gradients(theirs, teacher, part):
+        for states, gradients in _states_and_gradients(theirs, teacher, layers, part):
             squares += torch.stack([states.T @ states, gradients.T @ gradients])
     states, information = basis.T @ squares @ basis
     sizes, vectors = torch.linalg.eigh(states)
@@ -214,14 +221,13 @@ def to_width(theirs: Gpt2, teacher: Reader, ids: Tensor, width: int) -> Tensor:
 
 
 def _states_and_gradients(
-    theirs: Gpt2, teacher: Reader, ids: Tensor
+    theirs: Gpt2, teacher: Reader, layers: Sequence[Values], ids: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """What each reader gets, (n L, e), and the gradient in it of the rows' log-likelihood."""
     read = []
     with torch.enable_grad():
         x = theirs.states(ids).requires_grad_()
-        for number in range(teacher.config.n_layer):
-            layer = of_teacher(theirs, number)
+        for number, layer in enumerate(layers):
             read.append(teacher.normed(x))
             x = x + teacher.attention(layer, number, read[-1])
             read.append(teacher.normed(x))

@@ -53,8 +53,8 @@ from farzi_hf.summary.layers import Gpt2, Values, largest
 from farzi_hf.summary.narrower import (
     Reader,
     Rows,
+    layers_of,
     least_squares,
-    of_teacher,
     rows_to_read,
     to_width,
 )
@@ -122,10 +122,10 @@ def _values(
     theirs = Gpt2(teacher)
     reader = Reader(teacher.config)
     student = _Student.of(model, ids.shape[1])
-    layers = [of_teacher(theirs, number) for number in range(teacher.config.n_layer)]
+    layers = layers_of(theirs, teacher.config.n_layer)
     ahead = sum(layer[name] for layer in layers for name in _BIASES)
     table = _embedding(theirs, ids)
-    frame = _Frame.of(theirs, reader, ids, student.width, table)
+    frame = _Frame.of(theirs, reader, layers, ids, student.width, table)
     table = (table + ahead) @ frame.to_student + frame.constant * frame.alone
     yield "model.embed_tokens.weight", table
     x = theirs.states(ids)
@@ -207,10 +207,21 @@ class _Frame:
     constant: Tensor
 
     @classmethod
-    def of(cls, theirs: Gpt2, reader: Reader, ids: Tensor, width: int, table: Tensor) -> _Frame:
+    def of(
+        cls,
+        theirs: Gpt2,
+        reader: Reader,
+        layers: Sequence[Values],
+        ids: Tensor,
+        width: int,
+        table: Tensor,
+    ) -> _Frame:
         """That of a student of this width, for the rows and the embedding (V, e) that it reads."""
         is_narrower = width < theirs.width
-        to_student = to_width(theirs, reader, ids, width) if is_narrower else theirs.to_width(width)
+        if is_narrower:
+            to_student = to_width(theirs, reader, layers, ids, width)
+        else:
+            to_student = theirs.to_width(width)
         return cls(to_student, _CONSTANT * (table[ids] @ to_student).norm(dim=-1).mean())
 
     @property

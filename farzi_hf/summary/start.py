@@ -24,6 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -112,12 +113,7 @@ def start_values(
             count = min(len(table), len(positions))
             values[name] = table.detach().float().cpu().clone()
             values[name][:count] = maps.inputs(positions[:count]) / student.behind_embedding
-    values |= layers_of_a_deeper_model(teacher, model)
-    narrower = {}
-    if rows is not None:
-        narrower = narrower_layers(teacher, model, rows)
-        values |= rotary_layers(teacher, model, rows)
-    values |= narrower or layers_at_another_width(teacher, model)
+    values |= _layers(teacher, model, rows)
     parameters = dict(model.named_parameters())
     values = {name: value.to(parameters[name]) for name, value in values.items()}
     for name, value in values.items():
@@ -126,6 +122,20 @@ def start_values(
                 f"the carried teacher makes numbers for {name} that are not finite; begin at random"
             )
     return values
+
+
+def _layers(
+    teacher: PreTrainedModel, model: PreTrainedModel, rows: Rows | None
+) -> dict[str, Tensor]:
+    """What the first map that there is between the two models makes of the teacher's layers; {}
+    without one.
+    """
+    maps = [layers_of_a_deeper_model]
+    if rows is not None:
+        maps += [partial(narrower_layers, rows=rows), partial(rotary_layers, rows=rows)]
+    maps.append(layers_at_another_width)
+    found = (make(teacher, model) for make in maps)
+    return next(filter(None, found), {})
 
 
 def _first_position(name: str) -> int:

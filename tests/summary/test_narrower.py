@@ -96,8 +96,7 @@ def test_what_layers_do_with_states_is_what_the_model_does(changes):
     theirs = Gpt2(model)
     reader = narrower.Reader(model.config)
     x = theirs.states(ids)
-    for number in range(2):
-        layer = narrower.of_teacher(theirs, number)
+    for number, layer in enumerate(narrower.layers_of(theirs, 2)):
         x = x + reader.attention(layer, number, reader.normed(x))
         x = x + reader.mlp(layer, reader.normed(x))
     found = reader.normed(x) @ theirs.head.T + theirs.head_bias
@@ -109,7 +108,9 @@ def test_gradients_are_those_of_the_likelihood_of_rows():
     model = gpt2()
     ids = random_rows()(64)
     theirs = Gpt2(model)
-    found = list(narrower._states_and_gradients(theirs, narrower.Reader(model.config), ids))
+    reader = narrower.Reader(model.config)
+    layers = narrower.layers_of(theirs, model.config.n_layer)
+    found = list(narrower._states_and_gradients(theirs, reader, layers, ids))
     assert len(found) == 5
     states, gradient = found[-1]
     step = torch.randn(states.shape, generator=torch.Generator().manual_seed(0)).double() * 1e-5
