@@ -107,6 +107,19 @@ def summary_at(name: str) -> str:
     return next((str(place) for place in places if (place / "config.json").is_file()), name)
 
 
+def leave_process_group() -> None:
+    """Ends the process group that a launcher of several processes asked for, if there is one.
+
+    Threads of gloo may still hold tensors when Python ends. A thread that frees one then is stopped
+    in a destructor, and the process aborts ("terminate called without an active exception"), though
+    all of its work is done: https://github.com/pytorch/pytorch/pull/179291.
+    """
+    # A program that has not imported torch, which takes seconds, has no group.
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
 def run(main: Callable[[], None], name: str | None = None) -> None:
     """Runs `main()` as a program. A file that cannot be read or written, too little memory, or
     Ctrl-C outside of a training ends it with one line; a closed pipe (`| head`) with none. What
@@ -117,6 +130,7 @@ def run(main: Callable[[], None], name: str | None = None) -> None:
     try:
         with escaped_messages:
             main()
+        leave_process_group()
         sys.stdout.flush()
     except BrokenPipeError:  # of our own output: libraries for networks raise errors of their own
         os.dup2(

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 from tiny_artefacts import tiny
+from torch import distributed
 
 from farzi_hf.cli import COMMANDS, main
 from farzi_hf.cli.program import ends_in_one_line, run
@@ -199,3 +200,14 @@ def test_a_wrong_option_is_named_in_one_line(typed, line, capsys, tmp_path, monk
         main(typed.split())
     said = capsys.readouterr().err.strip() or ended.value.code
     assert said == line
+
+
+def test_a_program_leaves_its_process_group(tmp_path):
+    """Otherwise threads of gloo outlive Python, and now and then abort a process that is done."""
+
+    def main():
+        file = f"file://{tmp_path / 'rendezvous'}"
+        distributed.init_process_group("gloo", init_method=file, rank=0, world_size=1)
+
+    run(main, "farzi")
+    assert not distributed.is_initialized()
