@@ -68,7 +68,7 @@ def test_gains_are_differences_of_losses_of_equal_starts(tmp_path, capsys):
     assert weigh_gains.said_of([0.1, 0.3]).endswith("2 of 2, level")
     assert weigh_gains.said_of([0.1, 0.11, 0.1]).endswith("3 of 3, beyond")
     assert weigh_gains.said_of([-0.1, -0.11, -0.1]).endswith("0 of 3, worse")
-    with pytest.raises(ValueError, match="no way to compare with among influence"):
+    with pytest.raises(ValueError, match="no way to compare with among all rows, influence"):
         weigh_gains.main([str(folders[0]), "--over", "nothing"])
 
 
