@@ -54,7 +54,7 @@ def weigh(
     Each outer step trains the model once, from a fresh start (if the Trainer has a `model_init`)
     and in a fresh order, with rows read as often as their weights say; takes the exact influence of
     each row on the target through the whole training, as `attribute` does; and moves the weights.
-    Neither the Trainer nor its model is changed. docs/attribution.md says when it helps, and
+    Neither the Trainer nor its model is changed. docs/weigh.md says when it helps, and
     `farzi weigh` compares it with ways that cost less.
 
     Args:

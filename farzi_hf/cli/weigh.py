@@ -93,10 +93,14 @@ def command(argv: Sequence[str]) -> None:
         f" {args.trainings} trainings of {trainings.replay.steps} steps; seconds of the choice."
     )
     say(f"\n{found.verdict}")
+    mixture = None
     if groups is not None:
-        say(f"\nThe shares of groups: {_mixture(found, groups)}")
+        mixture = _mixture(found, groups)
+        first = list(mixture.items())[:_SHOWN_GROUPS]
+        shares = ", ".join(f"{terminal_text(name, 40)} {share:.1%}" for name, share in first)
+        say(f"\nThe shares of groups: {shares}")
     if setup.how.should_save:
-        farzi = _summary(setup, found, trainings, args)
+        farzi = _summary(setup, found, mixture, trainings, args)
         farzi.save_pretrained(output)
         for part in folder.glob("*"):
             _remove(part)
@@ -215,14 +219,13 @@ def _ways(outer_steps: int, groups: list[str] | None, *, cuts: bool) -> list[Cho
     ]
 
 
-def _mixture(found: Choice, groups: list[str]) -> str:
+def _mixture(found: Choice, groups: list[str]) -> dict[str, float]:
     """The shares of the groups in what was chosen, the largest first."""
     of_rows = Groups(groups)
     read = found.best.weights.double()
     sums = torch.zeros(len(of_rows.names), dtype=torch.float64).index_add(0, of_rows.members, read)
     shares = dict(zip(of_rows.names, (sums / sums.sum()).tolist(), strict=True))
-    first = sorted(shares, key=shares.__getitem__, reverse=True)[:_SHOWN_GROUPS]
-    return ", ".join(f"{terminal_text(name, 40)} {shares[name]:.1%}" for name in first)
+    return {name: shares[name] for name in sorted(shares, key=shares.__getitem__, reverse=True)}
 
 
 def _row(chosen: Chosen) -> dict[str, str]:
@@ -238,7 +241,13 @@ def _row(chosen: Chosen) -> dict[str, str]:
     }
 
 
-def _summary(setup: Setup, found: Choice, trainings: Trainings, args: Namespace) -> FarziData:
+def _summary(
+    setup: Setup,
+    found: Choice,
+    mixture: dict[str, float] | None,
+    trainings: Trainings,
+    args: Namespace,
+) -> FarziData:
     """The rows that the best way chose, with what is known of them."""
     best = found.best
     rows = setup.rows[0]
@@ -251,6 +260,7 @@ def _summary(setup: Setup, found: Choice, trainings: Trainings, args: Namespace)
         "verdict": found.verdict,
         "chosen by": best.method,
         "target": Path(args.target).name,
+        "mixture": mixture,
     }
     return FarziData.from_rows(
         rows.own,

@@ -102,7 +102,11 @@ def test_with_groups_mixtures_of_them_are_compared_too(folder, tmp_path, capsys)
     said = re.search(r"The shares of groups: ([ab]) ([\d.]+)%, ([ab]) ([\d.]+)%", printed)
     assert {said[1], said[3]} == {"a", "b"}
     assert float(said[2]) + float(said[4]) == pytest.approx(100, abs=0.2)
-    assert int((FarziData.from_pretrained(tmp_path / "out").weights > 0).sum()) == 30
+    farzi = FarziData.from_pretrained(tmp_path / "out")
+    assert int((farzi.weights > 0).sum()) == 30
+    mixture = farzi.results.metrics["mixture"]
+    assert sum(mixture.values()) == pytest.approx(1)
+    assert f"{mixture[said[1]]:.1%}" == f"{said[2]}%"
     # Where all rows stay, a way that only cuts has nothing to say.
     assert "random rows" not in printed
     assert "gradient cosine" not in printed
