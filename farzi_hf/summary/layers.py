@@ -35,7 +35,8 @@ from torch import Tensor, nn
 from transformers import GPT2LMHeadModel, PreTrainedModel
 
 Values = dict[str, Tensor]
-_OF_A_LAYER = re.compile(r"\.\d+\.")
+OF_A_LAYER = re.compile(r"\.\d+\.")
+"""In the name of a parameter whose module stands in a list."""
 
 
 def layers_of_a_deeper_model(teacher: PreTrainedModel, model: PreTrainedModel) -> Values:
@@ -61,7 +62,7 @@ def layers_of_a_deeper_model(teacher: PreTrainedModel, model: PreTrainedModel) -
 
 def _parameters_of_layers(model: PreTrainedModel) -> Values:
     """The parameters of modules that stand in a list, which have numbers for names."""
-    return {name: x for name, x in model.named_parameters() if _OF_A_LAYER.search(name)}
+    return {name: x for name, x in model.named_parameters() if OF_A_LAYER.search(name)}
 
 
 def _heads_of(model: PreTrainedModel) -> dict[str, int]:

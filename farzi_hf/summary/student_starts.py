@@ -7,7 +7,8 @@ with what the carried teacher knows of the vocabulary in their place (`farzi_hf.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from logging import getLogger
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from farzi_hf.summary.narrower import Rows
-from farzi_hf.summary.start import set_values, start_values
+from farzi_hf.summary.start import set_values, share_of_rate, start_values
 
 logger = getLogger(__name__)
 
@@ -51,6 +52,18 @@ class StudentStart(ABC):
                 made of the two.
         """
 
+    @abstractmethod
+    def share_of_rate(
+        self, teacher: PreTrainedModel | None, model: PreTrainedModel, names: Iterable[str]
+    ) -> float:
+        """What of the summary's learning rate such a student takes, where nobody gives it another.
+
+        Args:
+            teacher: as for `values`.
+            model: the student.
+            names: of the parameters that were set.
+        """
+
     def set_into(
         self, model: PreTrainedModel, teacher: PreTrainedModel | None, rows: Rows
     ) -> list[str]:
@@ -70,11 +83,22 @@ class RandomStart(StudentStart):
     ) -> dict[str, Tensor]:
         return {}
 
+    def share_of_rate(
+        self, teacher: PreTrainedModel | None, model: PreTrainedModel, names: Iterable[str]
+    ) -> float:
+        return 1.0
 
+
+@dataclass(frozen=True)
 class TeacherStart(StudentStart):
     """What the carried teacher knows: input embedding, head, learnt positions; to a deeper model of
     its kind, or a GPT-2 of another width, or a Llama after a GPT-2, its layers, too.
+
+    Attributes:
+        lowers_rate: whether students that begin with layers take a part of the learning rate.
     """
+
+    lowers_rate: bool = True
 
     word = "warm"
     comment = "# The model starts with the teacher's tables, and with its layers where they fit.\n"
@@ -103,6 +127,13 @@ class TeacherStart(StudentStart):
                 f"student_start='teacher': no start could be made of {kinds}"
                 f" ({type(error).__name__}: {error}); take 'random'"
             ) from error
+
+    def share_of_rate(
+        self, teacher: PreTrainedModel | None, model: PreTrainedModel, names: Iterable[str]
+    ) -> float:
+        if teacher is None or not self.lowers_rate:
+            return 1.0
+        return share_of_rate(teacher, model, names)
 
 
 STUDENT_STARTS: dict[str, StudentStart] = {"random": RandomStart(), "teacher": TeacherStart()}

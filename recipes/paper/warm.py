@@ -550,7 +550,7 @@ def rotary_students() -> Iterator[Cell]:
 
 def rates_of_layers() -> Iterator[Cell]:
     """Rates of students that begin with the teacher's layers: shares of the summary's rate."""
-    students = ("Llama 64", "GPT-2 128", "GPT-2 32", "Llama 32")
+    students = ("Llama 64", "GPT-2 128", "GPT-2 32", "Llama 32", "GPT-2 64, two layers")
     rates = (0.015, 0.0075, 0.00375)
     for (steps, rows), student in product(((100, 10), (100, 40), (30, 10)), students):
         for rate in rates:
