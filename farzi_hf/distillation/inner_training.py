@@ -45,6 +45,7 @@ class SyntheticTraining:
         lr_scheduler_type: the learning rate over the steps of a training, one of `LR_SCHEDULES`; it
             rises for `warmup_steps` before.
         student_start: how students begin.
+        lowers_rate: whether students take only as much of the learning rate as their start wants.
     """
 
     optimizer: InnerOptimizer
@@ -56,6 +57,7 @@ class SyntheticTraining:
     lr_scheduler_type: str = "constant"
     warmup_steps: int = 0
     student_start: StudentStart = STUDENT_STARTS["random"]
+    lowers_rate: bool = True
 
     @classmethod
     def of(cls, inner: Mapping[str, Any] | None, forms: Forms, **how: Any) -> SyntheticTraining:
@@ -312,9 +314,11 @@ class Students:
         known = start.values(forms.labels.model, self.learner.model, rows)
         if not known or not self.learner.draws_weights:
             return fresh, self.training
-        share = start.share_of_rate(forms.labels.model, self.learner.model, known)
         trained = {name: x for name, x in known.items() if not is_constant(fresh[name])}
         first = {**fresh, **{name: x.to(fresh[name]) for name, x in trained.items()}}
+        if not self.training.lowers_rate:
+            return first, self.training
+        share = start.share_of_rate(forms.labels.model, self.learner.model, known)
         return first, self.training.at_share_of_rate(share)
 
     @torch.no_grad()

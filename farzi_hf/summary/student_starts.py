@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from logging import getLogger
 from typing import Any
@@ -89,16 +88,10 @@ class RandomStart(StudentStart):
         return 1.0
 
 
-@dataclass(frozen=True)
 class TeacherStart(StudentStart):
     """What the carried teacher knows: input embedding, head, learnt positions; to a deeper model of
     its kind, or a GPT-2 of another width, or a Llama after a GPT-2, its layers, too.
-
-    Attributes:
-        lowers_rate: whether students that begin with layers take a part of the learning rate.
     """
-
-    lowers_rate: bool = True
 
     word = "warm"
     comment = "# The model starts with the teacher's tables, and with its layers where they fit.\n"
@@ -131,9 +124,7 @@ class TeacherStart(StudentStart):
     def share_of_rate(
         self, teacher: PreTrainedModel | None, model: PreTrainedModel, names: Iterable[str]
     ) -> float:
-        if teacher is None or not self.lowers_rate:
-            return 1.0
-        return share_of_rate(teacher, model, names)
+        return 1.0 if teacher is None else share_of_rate(teacher, model, names)
 
 
 STUDENT_STARTS: dict[str, StudentStart] = {"random": RandomStart(), "teacher": TeacherStart()}

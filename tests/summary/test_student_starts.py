@@ -21,7 +21,7 @@ from farzi_hf.distillation.inner_training import Students
 from farzi_hf.summary import FarziData, FarziDataConfig, attach_soft_inputs, soft_cross_entropy
 from farzi_hf.summary import student_starts as starts
 from farzi_hf.summary.start import Tables, maps_between
-from farzi_hf.summary.student_starts import STUDENT_STARTS, TeacherStart, start_of
+from farzi_hf.summary.student_starts import STUDENT_STARTS, start_of
 
 INNER_OF_TEACHER = {**INNER, "steps": 3, "synthetic_batch_size": 4}
 LLAMA = json.dumps({"model_type": "llama", **ATTENTION})
@@ -214,9 +214,9 @@ def test_arguments_of_ones_own_keep_their_rate(tmp_path):
     assert trainer.create_optimizer().param_groups[0]["lr"] == args.learning_rate == 0.125
 
 
-def test_a_start_can_leave_the_rate_alone():
+def test_a_training_can_have_the_whole_rate():
     students = students_of(carrier("teacher"), config_of("gpt2", n_layer=2))
-    whole = replace(students.training, student_start=TeacherStart(lowers_rate=False))
+    whole = replace(students.training, lowers_rate=False)
     seed = derive(students.seed, Purpose.EVALUATION_STUDENT, 0)
     with torch.no_grad():
         by_hand = students.training(
