@@ -307,8 +307,16 @@ def test_the_program_trains_from_the_start_that_it_is_told(tmp_path, capsys):
     config = AutoModelForCausalLM.from_pretrained(output).config
     model = AutoModelForCausalLM.from_config(config)
     loaded.start(model)
-    rate = {"learning_rate": 0.25 * INNER_OF_TEACHER["lr"]}  # it begins with layers
-    assert torch.equal(stock(loaded, model, tmp_path / "by_hand", **rate), heads["teacher"])
+    rate = 0.25 * INNER_OF_TEACHER["lr"]  # because it begins with layers
+    by_hand = stock(loaded, model, tmp_path / "by_hand", learning_rate=rate)
+    assert torch.equal(by_hand, heads["teacher"])
+    whole = ["--learning_rate", str(INNER_OF_TEACHER["lr"]), "--output_dir", str(tmp_path / "at")]
+    main(["train", str(tmp_path / "summary"), "--learner", LLAMA, *whole])
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "at").lm_head.weight
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    loaded.start(model)
+    assert torch.equal(stock(loaded, model, tmp_path / "by_hand"), found)
 
 
 def test_the_program_refuses_a_warm_start_without_a_teacher(tmp_path):
