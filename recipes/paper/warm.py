@@ -557,6 +557,11 @@ def rates_of_layers() -> Iterator[Cell]:
             yield Cell(student, "warm", "written", steps, rows, rate)
 
 
+def narrower_and_deeper() -> Iterator[Cell]:
+    """A student that is narrower than its teacher and has more layers, of a large text."""
+    yield Cell("GPT-2 96, four layers", "warm", "written", 1800, 10, 0.004)
+
+
 RATES = ((40, 0.0075), (40, 0.015), (40, 0.03), (10, 0.0075), (10, 0.015))
 """Rows of a step and the rate."""
 
@@ -599,6 +604,7 @@ PARTS: dict[type, dict[str, list[Cell]]] = {
         "narrower": list(narrower_students()),
         "rotary": list(rotary_students()),
         "rates_of_layers": list(rates_of_layers()),
+        "deeper": list(narrower_and_deeper()),
         "rates": list(rates()),
         "lengths": list(lengths()),
     },
