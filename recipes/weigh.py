@@ -563,6 +563,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     oracle = choose(problem, [Oracle(pool)], *held_out, **how)
     found = choose(problem, ways, *held_out, **how)
     print(f"\n{markdown(rows)}\n\n{verdict_of(found)}", flush=True)
+    if args.again:
+        ways = [AsBefore(each) for each in found.tried]
+        again = {"trainings": args.again, "folder": folder / f"again-{args.again}"}
+        print(f"\n{args.again} trainings: {verdict_of(choose(problem, ways, *held_out, **again))}")
     if args.transfer:
         transferred(oracle.tried, found.tried, problem, held_out, pool, args, folder)
 
@@ -610,6 +614,12 @@ def parse(argv: Sequence[str] | None) -> Namespace:
         "--clusters", type=int, help="mixtures of so many groups of rows that the model finds alike"
     )
     parser.add_argument("--trainings", type=int, default=3, help="fresh models for each way")
+    parser.add_argument(
+        "--again",
+        type=int,
+        metavar="N",
+        help="afterwards measure each choice by N trainings; weigh_gains.py shows them",
+    )
     parser.add_argument(
         "--cold", action="store_true", help="weights are learnt in models that begin from nothing"
     )

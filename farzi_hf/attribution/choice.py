@@ -160,7 +160,9 @@ def choose(
         FloatingPointError: a training diverged.
     """
     measured_in = measured_in or problem.trainings
-    kept = None if folder is None else _KeptChoices(folder, problem, (dev, test), trainings)
+    kept = None
+    if folder is not None:
+        kept = _KeptChoices(folder, problem, measured_in, (dev, test), trainings)
     costs = [each.cost(problem) + trainings * problem.steps for each in choosers]
     tried = []
     with bar_of(problem.trainings, sum(costs)) as bar:
@@ -177,7 +179,7 @@ def choose(
                 measured = losses(_told(measured_in, bar), weights, (dev, test), trainings)
                 chosen = Chosen(chooser.name, chooser.is_cheap, weights, *measured, seconds)
                 if kept is not None:
-                    kept.write(chosen)
+                    kept.write(chooser, chosen)
             tried.append(chosen)
             problem.note_dev_losses(chosen.method, chosen.dev)
             tell(chosen)
@@ -195,6 +197,7 @@ class _KeptChoices:
     Args:
         folder: of the files, one for each way.
         problem: of the choice.
+        measured_in: the trainings that measure.
         parts: of the targets, dev and test.
         trainings: fresh models for each way.
     """
@@ -203,13 +206,14 @@ class _KeptChoices:
         self,
         folder: Path,
         problem: SelectionProblem,
+        measured_in: Trainings,
         parts: Sequence[Mapping[str, Dataset]],
         trainings: int,
     ) -> None:
         self.folder = folder
         self.writes = problem.trainings.replay.trainer.is_world_process_zero()
         digest = hashlib.sha256(repr((problem.keep, trainings)).encode())
-        for each in (problem.trainings, problem.smooth):
+        for each in dict.fromkeys((problem.trainings, problem.smooth, measured_in)):
             digest.update(identity_of_steps(each, problem.targets).encode())
         for part in parts:
             for batch in Targets(problem.trainings.replay, part).batches():
@@ -223,15 +227,15 @@ class _KeptChoices:
             return None
         tensors, facts = read_kept(
             file,
-            self.identity,
+            self.identity + chooser.identity,
             name=repr(str(file)),
             again="this choice is made again",
-            others="another choice (other rows, targets or settings)",
+            others="another choice (other rows, groups, targets or settings)",
         )
         known = json.loads(facts["known"])
         return Chosen(chooser.name, chooser.is_cheap, tensors["weights"], **known)
 
-    def write(self, chosen: Chosen) -> None:
+    def write(self, chooser: Chooser, chosen: Chosen) -> None:
         """Keeps what a way has chosen."""
         if not self.writes:
             return
@@ -240,7 +244,7 @@ class _KeptChoices:
         save_tensors(
             self._file(chosen.method),
             {"weights": chosen.weights.contiguous()},
-            identity=self.identity,
+            identity=self.identity + chooser.identity,
             known=json.dumps(known),
         )
 

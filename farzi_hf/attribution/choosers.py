@@ -143,6 +143,8 @@ class Chooser(ABC):
     """What tables call it."""
     is_cheap: bool
     """Whether it takes no training that is differentiated."""
+    identity: str = ""
+    """Of what its choice depends on beside its name and the problem."""
 
     @abstractmethod
     def weights(self, problem: SelectionProblem) -> Tensor:

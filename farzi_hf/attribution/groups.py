@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,6 +61,11 @@ class Groups:
     def names(self) -> list[str]:
         """The G groups, in the order of their first rows."""
         return list(dict.fromkeys(self.of_rows))
+
+    @cached_property
+    def identity(self) -> str:
+        """A hash of the group of each row."""
+        return hashlib.sha256(repr(list(self.of_rows)).encode()).hexdigest()
 
     @cached_property
     def members(self) -> Tensor:

@@ -26,6 +26,10 @@ class Mixture(Chooser):
     groups: Groups
     """Of the rows, G of them."""
 
+    @property
+    def identity(self) -> str:
+        return self.groups.identity
+
     @abstractmethod
     def numbers(self, problem: SelectionProblem) -> Tensor:
         """(G,): their softmax is the shares of reading of the groups."""

@@ -71,6 +71,11 @@ class Learnt(ABC):
     def mixture(self) -> dict[str, float] | None:
         """The share of each group by its name; None where rows have weights of their own."""
 
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """Of the groups whose numbers they are; empty where they are those of rows."""
+
 
 @dataclass(frozen=True, eq=False)
 class RowWeights(Learnt):
@@ -83,6 +88,7 @@ class RowWeights(Learnt):
     rate: float = 0.3
     """How far a step moves a row at most."""
     mixture = None
+    identity = ""
 
     def weights(self) -> Tensor:
         return self.numbers
@@ -120,6 +126,10 @@ class GroupWeights(Learnt):
     def mixture(self) -> dict[str, float]:
         """The share of each group by its name."""
         return dict(zip(self.groups.names, self.shares().tolist(), strict=True))
+
+    @property
+    def identity(self) -> str:
+        return self.groups.identity
 
     def weights(self) -> Tensor:
         per_row = self.shares() / self.groups.sizes
@@ -298,7 +308,7 @@ class _KeptWeighing:
 
     def __init__(self, folder: Path, first: Scorer, begin: Learnt) -> None:
         self.file = folder / _KEPT
-        self.identity = identity_of(first)
+        self.identity = identity_of(first) + begin.identity
         self.writes = first.replay.trainer.is_world_process_zero()
         self.begin = begin
 
@@ -311,7 +321,7 @@ class _KeptWeighing:
             self.identity,
             name=f"resume_dir: {str(self.file)!r}",
             again="the outer steps begin again",
-            others="another training, other rows or another target",
+            others="another training, other rows, other groups or another target",
         )
         history: list[dict[str, Any]] = json.loads(facts["history"])
         return Weighing(self.begin.at(tensors["numbers"]), tensors["evidence"], history)

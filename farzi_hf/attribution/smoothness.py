@@ -101,6 +101,11 @@ def smooth_enough(
         with bar_of(trainings, cost_of_smoothness(candidate, targets)) as bar:
             bar.set_postfix_str("is it smooth?")
             found = smoothness(candidate, targets, bar)
+        if found.predicted == 0:
+            raise ValueError(
+                "trainer: no row has an influence on the target; give more steps (max_steps), or"
+                " fewer of them before the full rate (warmup_steps)"
+            )
         eps = f", ε {each.eps:g}" if isinstance(each, InnerAdam) else ""
         said.append(
             f"rate {each.lr:g}{eps}: of the change of the target's loss that the scores predict"

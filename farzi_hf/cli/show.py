@@ -1,14 +1,15 @@
 """`farzi show SUMMARY`: prints a summary in the terminal."""
 
 from collections.abc import Mapping, Sequence
+from shutil import get_terminal_size
 from typing import Any
 
 from farzi_hf.cli import COMMANDS
 from farzi_hf.cli.arguments import CommandParser
 from farzi_hf.cli.program import ends_in_one_line, summary_at
 from farzi_hf.common.checks import check_size
-from farzi_hf.common.text import terminal_text
-from farzi_hf.report.tables import markdown
+from farzi_hf.common.text import count_of, terminal_text
+from farzi_hf.report.tables import fitted
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import Forms
 
@@ -18,7 +19,7 @@ _ROWS, _COLUMNS, _CELL = 50, 20, 60
 
 def command(argv: Sequence[str]) -> None:
     """Prints the facts of the summary, the likeliest entries of its positions, and its table of
-    results.
+    results, each no wider than the terminal.
     """
     parser = CommandParser("farzi show", description=COMMANDS["show"])
     parser.add_argument("summary", help="folder, or dataset repository of the Hub, user/farzi-…")
@@ -40,19 +41,16 @@ def command(argv: Sequence[str]) -> None:
         for name in ("sequences", "positions", "top_k"):
             check_size(f"--{name}", getattr(args, name))
         farzi = FarziData.from_pretrained(summary_at(args.summary), args.revision)
-        print(
-            markdown(
-                [{"the summary": name, "": value} for name, value in facts(farzi).items()],
-                texts=[""],
-            )
-        )
+        width = get_terminal_size().columns
+        named = [{"the summary": name, "": value} for name, value in facts(farzi).items()]
+        print(fitted(named, width, texts=[""]))
         # At least two positions: one that is read, and one that is predicted.
         beginning = farzi.beginning(args.sequences, max(2, args.positions))
         decoded = beginning.decoded(beginning.tensors, farzi.vocabulary.readable, args.top_k)
         shown = positions(beginning.forms, decoded[:], args.positions)
-        print("\n" + markdown(shown, texts=["input", "likeliest entries", "its label"]))
+        print("\n" + fitted(shown, width, texts=["input", "likeliest entries", "its label"]))
         if rows := farzi.results.metrics.get("table"):
-            print("\n" + results(rows))
+            print("\n" + results(rows, width))
 
 
 def facts(farzi: FarziData) -> dict[str, str]:
@@ -121,9 +119,9 @@ def positions(
     return rows
 
 
-def results(rows: Sequence[Mapping[str, Any]]) -> str:
+def results(rows: Sequence[Mapping[str, Any]], width: int) -> str:
     """The rows in the artefact's table, without spreads and intervals. A line says how many rows
-    and columns of a large one are left out.
+    and columns are left out of one that is large, or wider than a terminal of `width` columns.
     """
 
     def cell(value: Any) -> str:
@@ -139,11 +137,15 @@ def results(rows: Sequence[Mapping[str, Any]]) -> str:
         }
         for row in rows[:_ROWS]
     ]
+    table = fitted(shown, width)
+    while len(shown[0]) > 2 and len(table.split("\n", 1)[0]) > width:
+        shown = [dict(list(row.items())[:-1]) for row in shown]
+        table = fitted(shown, width)
     left_out = [
-        f"{count:,} {what}"
-        for count, what in ((len(rows) - _ROWS, "rows"), (len(columns) - _COLUMNS, "columns"))
+        count_of(count, what)
+        for count, what in ((len(rows) - _ROWS, "row"), (len(columns) - len(shown[0]), "column"))
         if count > 0
     ]
     if not left_out:
-        return markdown(shown)
-    return f"{markdown(shown)}\n… and {' and '.join(left_out)} more, in metrics.json"
+        return table
+    return f"{table}\n… and {' and '.join(left_out)} more, in metrics.json"

@@ -67,8 +67,10 @@ def command(argv: Sequence[str]) -> None:
         setup = Setup.of(args, rest, [args.data, args.target, *tests])
         groups = setup.groups(args)
         share = args.keep or ("10%" if groups is None else "100%")
-        keep = number_kept(_share(share), len(setup.rows[0]))
+        count = len(setup.rows[0])
+        keep = number_kept(_share(share), count)
         parts = _parts(setup.rows[1], setup.rows[2:], args.seed)
+        _tell_of_copies(*setup.rows)
         trainings = Trainings.of(setup.trainer(), args.seed)
         target = {"target": parts["target"]}
         say("How smooth this training is, by one influence and two trainings for each ε:")
@@ -78,7 +80,7 @@ def command(argv: Sequence[str]) -> None:
         folder = output.with_name(f".{output.name}-parts")
         found = choose(
             SelectionProblem(trainings, target, keep, smooth, folder),
-            _ways(args.outer_steps, groups),
+            _ways(args.outer_steps, groups, cuts=keep < count),
             {"target": parts["dev"]},
             {"target": parts["test"]},
             trainings=args.trainings,
@@ -91,10 +93,14 @@ def command(argv: Sequence[str]) -> None:
         f" {args.trainings} trainings of {trainings.replay.steps} steps; seconds of the choice."
     )
     say(f"\n{found.verdict}")
+    mixture = None
     if groups is not None:
-        say(f"\nThe shares of groups: {_mixture(found, groups)}")
+        mixture = _mixture(found, groups)
+        first = list(mixture.items())[:_SHOWN_GROUPS]
+        shares = ", ".join(f"{terminal_text(name, 40)} {share:.1%}" for name, share in first)
+        say(f"\nThe shares of groups: {shares}")
     if setup.how.should_save:
-        farzi = _summary(setup, found, trainings, args)
+        farzi = _summary(setup, found, mixture, trainings, args)
         farzi.save_pretrained(output)
         for part in folder.glob("*"):
             _remove(part)
@@ -144,16 +150,18 @@ def _parser() -> CommandParser:
     return parser
 
 
-def _share(text: str) -> float:
-    """The number of rows, or the share of them, that a user has typed."""
+def _share(text: str) -> float | None:
+    """The number of rows, or the share of them, that a user has typed; None for all."""
+    is_share = text.endswith("%")
     try:
-        if text.endswith("%"):
-            share = float(text[:-1]) / 100
-            return int(share) if share == 1 else share
-        number = float(text)
+        number = float(text.removesuffix("%"))
     except ValueError:
         raise ValueError(f"--keep {text!r} is not a number; give 500, 0.1 or 10%") from None
-    return int(number) if number.is_integer() else number
+    if not is_share:
+        return int(number) if number.is_integer() else number
+    if number > 100:
+        raise ValueError(f"--keep {text!r} is more than all rows; give at most 100%")
+    return None if number == 100 else number / 100  # the number 1 would be one row
 
 
 def _parts(target: OwnRows, test: Sequence[OwnRows], seed: int) -> dict[str, Dataset]:
@@ -178,9 +186,26 @@ def _parts(target: OwnRows, test: Sequence[OwnRows], seed: int) -> dict[str, Dat
     }
 
 
-def _ways(outer_steps: int, groups: list[str] | None) -> list[Chooser]:
-    """All ways to choose, the cheap ones first; with groups, mixtures of these too."""
+def _tell_of_copies(pool: OwnRows, *of_target: OwnRows) -> None:
+    """Says how many rows of the target are rows of the pool."""
+    known = set(map(tuple, pool.ids))
+    copies = sum(tuple(ids) in known for rows in of_target for ids in rows.ids)
+    if copies:
+        say(
+            f"{copies} of {sum(map(len, of_target))} rows of the target are rows of DATA too. They"
+            " would be chosen first, and prove nothing: leave them out of one of the two."
+        )
+
+
+def _ways(outer_steps: int, groups: list[str] | None, *, cuts: bool) -> list[Chooser]:
+    """All ways to choose, the cheap ones first; with groups, mixtures of these too.
+
+    Args:
+        cuts: whether rows are left out. If all stay, ways that only rank them say nothing.
+    """
     mixtures = [] if groups is None else mixtures_of(Groups(groups), outer_steps)
+    if not cuts:
+        return [AllRows(), *mixtures, OuterSteps(outer_steps)]
     cheap = (NGramImportance(), CrossEntropyDifference(), GradientCosine())
     return [
         AllRows(),
@@ -194,14 +219,13 @@ def _ways(outer_steps: int, groups: list[str] | None) -> list[Chooser]:
     ]
 
 
-def _mixture(found: Choice, groups: list[str]) -> str:
+def _mixture(found: Choice, groups: list[str]) -> dict[str, float]:
     """The shares of the groups in what was chosen, the largest first."""
     of_rows = Groups(groups)
     read = found.best.weights.double()
     sums = torch.zeros(len(of_rows.names), dtype=torch.float64).index_add(0, of_rows.members, read)
     shares = dict(zip(of_rows.names, (sums / sums.sum()).tolist(), strict=True))
-    first = sorted(shares, key=shares.__getitem__, reverse=True)[:_SHOWN_GROUPS]
-    return ", ".join(f"{terminal_text(name, 40)} {shares[name]:.1%}" for name in first)
+    return {name: shares[name] for name in sorted(shares, key=shares.__getitem__, reverse=True)}
 
 
 def _row(chosen: Chosen) -> dict[str, str]:
@@ -217,7 +241,13 @@ def _row(chosen: Chosen) -> dict[str, str]:
     }
 
 
-def _summary(setup: Setup, found: Choice, trainings: Trainings, args: Namespace) -> FarziData:
+def _summary(
+    setup: Setup,
+    found: Choice,
+    mixture: dict[str, float] | None,
+    trainings: Trainings,
+    args: Namespace,
+) -> FarziData:
     """The rows that the best way chose, with what is known of them."""
     best = found.best
     rows = setup.rows[0]
@@ -230,6 +260,7 @@ def _summary(setup: Setup, found: Choice, trainings: Trainings, args: Namespace)
         "verdict": found.verdict,
         "chosen by": best.method,
         "target": Path(args.target).name,
+        "mixture": mixture,
     }
     return FarziData.from_rows(
         rows.own,

@@ -75,7 +75,7 @@ KINDS = (
 
 FAR = 2.0
 """Values of so many times the median are not drawn to scale, but written at the edge: they would
-squash all others.
+squash all others. Shares are all drawn to scale.
 """
 
 DOTS_PER_INCH = 150
@@ -104,7 +104,7 @@ def plot_comparison(
             " 1.0}"
         )
     values = [float(row[metric]) for row in rows]
-    edge = FAR * abs(median_low(values))
+    edge = math.inf if max(values) <= 1 else FAR * abs(median_low(values))
     figure, (axes,) = new_panels(7.5, 1.2 + 0.36 * len(rows))
     plain_numbers(axes.xaxis)
     for place, (row, value) in enumerate(zip(rows, values, strict=True)):

@@ -106,6 +106,8 @@ class SearchTrials:
     """Is called with each line for the reader."""
     made: list[Trial] = field(default_factory=list)
     """In their order, those of earlier starts too."""
+    slower: float = 1.0
+    """How many times as long a step takes now as when the first answer was made."""
 
     def __post_init__(self) -> None:
         self._began = (time.perf_counter(), time.process_time())
@@ -115,14 +117,22 @@ class SearchTrials:
         """Where models are kept."""
         return self.kept.path
 
-    def trial(self, name: str, make: Callable[[], Mapping[str, Any]], key: str = "") -> Trial:
+    def trial(
+        self,
+        name: str,
+        make: Callable[[], Mapping[str, Any]],
+        key: str = "",
+        quiet: bool = False,
+    ) -> Trial:
         """The trial of that name: `make()`, or what an earlier start has kept of it under `key`, by
-        default the name. A line says what it has found.
+        default the name. A line says what it has found, unless it is quiet.
         """
         trial = self.kept.trial(name, make, key or name)
         if trial in self.made:  # two stages have asked for it
             return trial
         self.made.append(trial)
+        if quiet:
+            return trial
         said = "; ".join(part for part in (trial.figure, trial.why) if part)
         gone = self.spent / 60
         self.show(f"[{gone:4.1f} min, {self.left / 60:4.1f} left] {name}: {said}")
@@ -143,14 +153,15 @@ class SearchTrials:
 
     @property
     def pace(self) -> tuple[float, float]:
-        """Seconds of a step of a student, and of measuring it, by the first answer; 0 before there
-        is one.
+        """Seconds of a step of a student, and of measuring it, by the first answer and by how much
+        slower the machine has become; 0 before there is one.
         """
         first = next((trial for trial in self.made if "first_steps" in trial.found), None)
         if first is None:
             return 0.0, 0.0
         each = first.training_seconds / first.found["first_steps"]
-        return each, first.seconds - first.training_seconds
+        measuring = first.seconds - first.training_seconds
+        return self.slower * each, self.slower * measuring
 
     @property
     def seconds_of_files(self) -> float:
@@ -187,9 +198,9 @@ class SearchTrials:
         steps, seconds = self.decided(f"steps and seconds of {training}", [steps, seconds])
         return steps, seconds
 
-    def step_seconds(self, learner: Mapping[str, Any]) -> float:
-        """Seconds of a step of a teacher, from a few steps that are timed."""
-        trainer = self.trainer(learner, teacher_steps=_TIMED)
+    def step_seconds(self, learner: Mapping[str, Any], steps: int | None = None) -> float:
+        """Seconds of a step of a teacher, from so many steps that are timed; by default a few."""
+        trainer = self.trainer(learner, teacher_steps=steps or _TIMED)
         training = trainer.args.make_teacher_training()
         return training.step_seconds(trainer.learner, trainer.real_data, self.seed)
 

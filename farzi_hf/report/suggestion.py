@@ -116,10 +116,21 @@ _STUDENTS = (
 `Portions`), rate at a width of 16, inputs. None: those that left less to learn, times their
 seconds, because what is left was about halved by twice the steps (recipes/LOG.md). Cheapest first.
 """
+_REVIEWED = 1
+"""Steps of which the time is taken where a stage begins, twice: beside other programs, steps may
+take seconds.
+"""
+_MUCH_SLOWER = 1.5
+"""Times the seconds that a step had before, from which threads are chosen again."""
 _SMALLEST = PACKINGS[-3][2]
 """Bits for which the width of a teacher still pays."""
 _SLACK = 1.15
 """How much fewer bits a number may need than was measured."""
+
+
+def _by_number(seconds: Mapping[str, float]) -> dict[int, float]:
+    """The keys of a JSON object as numbers."""
+    return {int(number): each for number, each in seconds.items()}
 
 
 def to_stderr(line: str) -> None:
@@ -220,6 +231,10 @@ class Search:
     goes_on: bool = False
     began: float = field(default_factory=time.perf_counter)
     trials: SearchTrials = field(init=False)
+    _step_seconds: dict[int, float] = field(init=False, default_factory=dict)
+    """As they were measured last, by the number of threads; empty where there is no choice."""
+    _at_first: float = field(init=False, default=0.0)
+    """Seconds of a step at the beginning."""
 
     def __post_init__(self) -> None:
         self._check()
@@ -313,9 +328,13 @@ class Search:
         lost = None if self.goes_on else self.counting_wins(first)
         if lost is not None:
             return lost
+        self.review_threads("the teacher")
         teacher = self.teacher_stage(first)
+        self.review_threads("packing")
         packed = self.packing_stage(teacher)
+        self.review_threads("students")
         student = self.student_stage(teacher, packed)
+        self.review_threads("the comparison")
         learner = teacher.found["learner"]
         names = ("storage", "packing_penalty", "packing_steps", "packing_cuts")
         of_packing = {name: packed.found[name] for name in names}
@@ -447,22 +466,67 @@ class Search:
         is_on_cpu = self.trials.config(learner, self.output_dir).device.type == "cpu"
         if given == 1 or not is_on_cpu:
             return
+        trial = self.trials.trial("threads", lambda: self._fastest(self._seconds_with([given, 1])))
+        torch.set_num_threads(trial.found["threads"])
+        # Earlier versions have not kept the seconds.
+        self._step_seconds = _by_number(trial.found.get("seconds", {}))
+        self._at_first = min(self._step_seconds.values(), default=0.0)
+
+    def review_threads(self, stage: str) -> None:
+        """Chooses torch's threads again if a step takes much longer than before, because other
+        programs have begun. What is planned from then on takes as much longer as a step does.
+
+        Args:
+            stage: that begins now.
+        """
+        if not self._step_seconds:
+            return
+        before = torch.get_num_threads()
+        others = [number for number in self._step_seconds if number != before]
 
         def make() -> dict[str, Any]:
-            seconds = {}
-            for number in (given, 1):
-                torch.set_num_threads(number)
-                seconds[number] = self.trials.step_seconds(learner)
-            best = min(seconds, key=seconds.get)
-            figures = ", ".join(
-                f"{1000 * each:.0f} ms with {count_of(number, 'thread')}"
-                for number, each in seconds.items()
-            )
-            said = f"a training step takes {figures}"
-            return {"figure": said, "why": f"chosen: {best}", "found": {"threads": best}}
+            seconds = self._seconds_with([before], _REVIEWED)
+            if seconds[before] > _MUCH_SLOWER * self._step_seconds[before]:
+                seconds |= self._seconds_with(others, _REVIEWED)
+            return self._fastest(seconds)
 
-        trial = self.trials.trial("threads", make)
-        torch.set_num_threads(trial.found["threads"])
+        trial = self.trials.trial(f"threads, {stage}", make, quiet=True)
+        number = trial.found["threads"]
+        torch.set_num_threads(number)
+        if number != before:
+            self.show(f"other programs have slowed this one: {trial.figure}; {trial.why}")
+        self._step_seconds |= _by_number(trial.found["seconds"])
+        slower = self._step_seconds[number] / self._at_first
+        self.trials.slower = slower if slower > _MUCH_SLOWER else 1.0
+
+    def _seconds_with(self, numbers: Sequence[int], steps: int | None = None) -> dict[int, float]:
+        """Seconds of a step with each of these numbers of threads.
+
+        Args:
+            numbers: of threads; torch has the last one from then on.
+            steps: that are timed; None for a few.
+        """
+        seconds = {}
+        for number in numbers:
+            torch.set_num_threads(number)
+            seconds[number] = self.trials.step_seconds(self.learners[0], steps)
+        return seconds
+
+    def _fastest(self, seconds: Mapping[int, float]) -> dict[str, Any]:
+        """The number of threads with which a step is fastest, as a trial has it."""
+        best = min(seconds, key=seconds.get)
+        figures = ", ".join(
+            f"{1000 * each:.0f} ms with {count_of(number, 'thread')}"
+            for number, each in seconds.items()
+        )
+        return {
+            "figure": f"a training step takes {figures}",
+            "why": f"chosen: {best}",
+            "found": {
+                "threads": best,
+                "seconds": {str(number): each for number, each in seconds.items()},
+            },
+        }
 
     def learner_stage(self) -> Trial:
         """The teacher of the architecture that is best after as many seconds as each of them has."""

@@ -2,8 +2,11 @@
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from farzi_hf.common.files import replace_file
@@ -26,6 +29,70 @@ def markdown(rows: Sequence[Mapping[str, str]], texts: Sequence[str] = ()) -> st
     rule = "".join(map(_rule, widths, is_left)) + "|"
     lines = [_line(cells, widths, is_left) for cells in body]
     return "\n".join([_line(head, widths, is_left), rule, *lines])
+
+
+_NARROW = 12
+"""Letters to which a column of texts may shrink."""
+
+
+def fitted(rows: Sequence[Mapping[str, str]], width: int, texts: Sequence[str] = ()) -> str:
+    """The table of `markdown`, for a terminal of so many columns: where it would be wider, heads
+    and texts go on in lines below, broken after a comma if there is one. Numbers are never broken,
+    so many columns of them may still be wider.
+
+    Args:
+        rows, texts: see `markdown`.
+    """
+    names = list(rows[0])
+    head = [_cell(name) for name in names]
+    body = [[_cell(text) for text in row.values()] for row in rows]
+    is_left = [column == 0 or name in texts for column, name in enumerate(names)]
+    columns = list(zip(head, *body, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    for most in (0, _NARROW):  # heads first, then texts
+        least = [
+            _least(column, left and most) for column, left in zip(columns, is_left, strict=True)
+        ]
+        while sum(widths) + 3 * len(widths) + 1 > width:
+            wide = [i for i, size in enumerate(widths) if size > least[i]]
+            if not wide:
+                break
+            widths[max(wide, key=widths.__getitem__)] -= 1
+    rule = "".join(map(_rule, widths, is_left)) + "|"
+    lines = [_lines(cells, widths, is_left) for cells in (head, *body)]
+    return "\n".join([*lines[0], rule, *(line for row in lines[1:] for line in row)])
+
+
+def _least(column: Sequence[str], most: int) -> int:
+    """To how many letters a column, its head first, may shrink.
+
+    Args:
+        most: letters that its cells need, if they are broken; 0: they are not.
+    """
+    head, *cells = column
+    longest = max(map(len, cells))
+    word = max(map(len, head.split()), default=0)
+    return max(word, min(longest, most) if most else longest)
+
+
+def _lines(cells: Sequence[str], widths: Sequence[int], is_left: Sequence[bool]) -> list[str]:
+    """The lines of one row, its cells broken where they are wider than their columns."""
+    broken = [_broken(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    return [_line(line, widths, is_left) for line in zip_longest(*broken, fillvalue="")]
+
+
+def _broken(text: str, width: int) -> list[str]:
+    """A text in lines of so many letters, broken after commas, or at blanks within a part that is
+    longer.
+    """
+    if len(text) <= width:
+        return [text]
+    lines: list[str] = []
+    for part in re.split(r"(?<=,) ", text):
+        if lines and (len(part) > width or len(lines[-1]) + 1 + len(part) <= width):
+            part = f"{lines.pop()} {part}"
+        lines += wrap(part, width, break_on_hyphens=False)
+    return lines
 
 
 def _rule(width: int, is_left: bool) -> str:

@@ -177,19 +177,21 @@ def write(rows: Sequence[Facts], output: Path) -> None:
         output / FILES[2],
     )
     if any(row["status"] == "ok" for row in rows):
-        kinds = {"textbook": "peer"}
-        drawn = [
-            {**row, "method": f"{row['loss']}, ξ = {row['length']}", "kind": kinds.get(row["loss"])}
-            for row in rows
-        ]
-        size = "Entries of the vocabulary, V"
-        seconds = Panel(drawn, "vocabulary", "seconds", size, "CPU seconds per inner step", "xy")
-        plot_curves(
-            output / FILES[3],
-            seconds,
-            Panel(drawn, "vocabulary", "memory_bytes", size, "Peak memory (MB)", "xy", 1e-6),
-        )
+        draw(rows, output)
     print((output / FILES[2]).read_text(encoding="utf-8"))
+
+
+def draw(rows: Sequence[Facts], output: Path) -> None:
+    """scaling.png: seconds and memory over the vocabulary, a curve for each loss and length."""
+    kinds = {"textbook": "peer"}
+    drawn = [
+        {**row, "method": f"{row['loss']}, ξ = {row['length']}", "kind": kinds.get(row["loss"])}
+        for row in rows
+    ]
+    size = "Entries of the vocabulary, V"
+    seconds = Panel(drawn, "vocabulary", "seconds", size, "CPU seconds per inner step", "xy")
+    memory = Panel(drawn, "vocabulary", "memory_bytes", size, "Peak memory (MB)", "xy", 1e-6)
+    plot_curves(output / FILES[3], seconds, memory)
 
 
 def readable(row: Facts) -> dict[str, str]:

@@ -12,6 +12,8 @@ same number of steps, except in the row "full data, long".
 """  # noqa: E501
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from cells import (
     FULL,
@@ -31,7 +33,9 @@ from experiment import OWN_FORM, PAPER_FORM, Experiment, full_data_claim
 
 from farzi_hf.cli.program import run
 from farzi_hf.report import markdown
+from farzi_hf.tasks import Task
 
+FIGURE = "sample_efficiency.png"
 FAMILIES: dict[
     str, tuple[Students, bool, str]
 ] = {  # students, whether they need a summary, title of a row
@@ -46,10 +50,9 @@ Share = tuple[float, tuple[float, float]]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The table and the figure of one data set."""
-    figure = "sample_efficiency.png"
     forms = OWN_FORM | PAPER_FORM
     e, evidence = compared(
-        "sample_efficiency", "Sample efficiency", argv, cells, (figure,), forms=forms
+        "sample_efficiency", "Sample efficiency", argv, cells, (FIGURE,), forms=forms
     )
     budgets = sorted(e.settings.budgets)
     sized = sized_cells(e)
@@ -68,14 +71,35 @@ def main(argv: Sequence[str] | None = None) -> None:
     curves = [
         {**rows[cell.method], "method": family, "μ": size} for (family, size), cell in sized.items()
     ]
-    lines = {name: rows[name][e.task.metric] for name in (FULL, LONG)}
-    axes = "x" if e.task.percent else "xy"
-    label = "Synthetic sequences μ"
-    top = 3 * max(row[e.task.metric] for row in curves if row["method"] == "Farzi")
-    plot_curves(
-        e.folder / figure,
-        Panel(curves, "μ", e.task.metric, label, e.task.metric_label, axes, lines=lines, top=top),
+    draw(curves, {name: rows[name] for name in (FULL, LONG)}, e.task, e.folder)
+
+
+def draw(
+    curves: Sequence[Mapping[str, Any]],
+    lines: Mapping[str, Mapping[str, Any]],
+    task: Task | type[Task],
+    folder: Path,
+) -> None:
+    """Quality over the number of sequences.
+
+    Args:
+        curves: rows with `μ`, whose methods are names of `FAMILIES`.
+        lines: rows that do not depend on μ, by name.
+        task: of the students, or its class.
+    """
+    top = 3 * max(row[task.metric] for row in curves if row["method"] == "Farzi")
+    panel = Panel(
+        curves,
+        "μ",
+        task.metric,
+        "Synthetic sequences μ",
+        task.metric_label,
+        "x" if task.percent else "xy",
+        lines={name: row[task.metric] for name, row in lines.items()},
+        top=top,
+        from_zero=False,
     )
+    plot_curves(folder / FIGURE, panel)
 
 
 def sized_cells(e: Experiment) -> dict[tuple[str, int], Cell]:

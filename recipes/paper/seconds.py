@@ -41,6 +41,8 @@ from farzi_hf.report.rows import BASELINES
 from farzi_hf.report.trials import words_of
 from farzi_hf.tasks import Task
 
+FIGURE = "seconds.png"
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The table and the figure."""
@@ -68,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         student = args.student or words_of(learner)
         default = CARDS / re.sub(r"[^\w-]+", "_", f"{name} seconds {kind}").lower()
         folder = Path(args.card_dir or default)
-        check_outputs(folder, ("table.md", "table.csv", "table.json", "seconds.png"))
+        check_outputs(folder, ("table.md", "table.csv", "table.json", FIGURE))
     pairs = zip(summaries, data, strict=True)
     splits = [Split.of(farzi, of_split, args, folder) for farzi, of_split in pairs]
     task = splits[0].comparison.task
@@ -103,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     save_csv(table, folder / "table.csv")
     facts = {"splits": len(splits), "findings": rows.shares(), **commit_of(Path(__file__))}
     save_json({"rows": table, **facts}, folder / "table.json")
-    plot(rows, folder / "seconds.png", words)
+    plot(rows, folder / FIGURE, words)
     print(text)
     print("\n".join(rows.shares()))
 
@@ -279,17 +281,32 @@ def plot(rows: Rows, path: Path, title: str) -> None:
     """Quality over seconds, and a line for each model that is not trained; of those that only
     count, the best one.
     """
-    task = rows.task
+    draw(rows.table(), rows.best_counted, rows.task, path, title)
+
+
+def draw(
+    table: Sequence[Mapping[str, Any]],
+    best_counted: str,
+    task: Task | type[Task],
+    path: Path,
+    title: str,
+) -> None:
+    """The same of a table.
+
+    Args:
+        best_counted: the method that is the best of those that only count.
+        task: of the students, or its class.
+    """
     scale = 100.0 if task.ranked else 1.0
     points = []
     lines = {}
-    for row in rows.table():
+    for row in table:
         kind, _, length = row["method"].partition(", T = ")
         if row["method"].startswith(FULL):
             points.append({**row, "method": "full data, tuned for the seconds"})
         elif length:
             points.append({**row, "method": f"students, {kind}"})
-        elif row["method"] in (rows.best_counted, "teacher"):
+        elif row["method"] in (best_counted, "teacher"):
             lines[row["method"]] = scale * row[task.metric]
     panel = curves.Panel(
         points,
@@ -301,6 +318,7 @@ def plot(rows: Rows, path: Path, title: str) -> None:
         scale=scale,
         lines=lines,
         title=title,
+        from_zero=False,
     )
     curves.plot_curves(path, panel)
 

@@ -9,8 +9,10 @@ With |Ω| = 0, every inner loop starts from a fresh random initialisation. With 
 included, is as in `objectives.py`. Tables go to `model_cards/trajectory_count_DATASET/`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from cells import Cell, compared
 from curves import Panel, plot_curves
@@ -19,15 +21,16 @@ from experiment import Experiment
 from objectives import FORMS
 
 from farzi_hf.cli.program import run
+from farzi_hf.tasks import Task
 
+FIGURE = "trajectory_count.png"
 FEW = 5  # the paper's curve is flat from this number on
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The curve of one data set."""
-    figure = "trajectory_count.png"
     e, evidence = compared(
-        "trajectory_count", "Number of trajectories", argv, cells, (figure,), FORMS
+        "trajectory_count", "Number of trajectories", argv, cells, (FIGURE,), FORMS
     )
     counts = e.settings.counts
     e = replace(e, recording=replace(e.recording, num_recorded=max(counts)))
@@ -35,13 +38,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         {**row, "trajectories": count}
         for row, count in zip(evidence.rows.values(), counts, strict=True)
     ]
-    curve = [{**row, "method": "student on the summary"} for row in rows]
     facts = {**e.omega(), "inner optimizer": e.args.inner_settings()}
     e.write(rows, evidence.verdicts(claims(counts)), facts=facts)
+    draw(rows, e.task, e.folder)
+
+
+def draw(rows: Sequence[Mapping[str, Any]], task: Task | type[Task], folder: Path) -> None:
+    """Quality over |Ω|: a point for each row, which has `trajectories`."""
+    curve = [{**row, "method": "student on the summary"} for row in rows]
     label = "|Ω|, pretrained trajectories (0: random initialisation alone)"
-    plot_curves(
-        e.folder / figure, Panel(curve, "trajectories", e.task.metric, label, e.task.metric_label)
-    )
+    panel = Panel(curve, "trajectories", task.metric, label, task.metric_label, from_zero=False)
+    plot_curves(folder / FIGURE, panel)
 
 
 def cells(e: Experiment) -> list[Cell]:

@@ -41,6 +41,7 @@ from farzi_hf.attribution.choosers import (
 from farzi_hf.attribution.groups import Groups
 from farzi_hf.attribution.mixtures import (
     BestMixture,
+    EqualShares,
     MixtureSteps,
     SharesByScores,
     SharesBySize,
@@ -264,11 +265,37 @@ def test_outer_steps_go_on_where_they_were(tmp_path):
         )
 
 
+def test_outer_steps_do_not_go_on_with_other_groups(tmp_path):
+    parts = {"target": target()}
+    kinds = Groups(pool()["kind"])
+    halves = Groups(["first"] * GOOD + ["second"] * BAD)  # as large as these, and named otherwise
+    trainings = Trainings.of(stock(tmp_path, max_steps=3))
+    begin = [GroupWeights(each.sizes.float().log(), each) for each in (kinds, halves)]
+    outer_steps(trainings, parts, begin[0], 1, folder=tmp_path / "parts")
+    for other in (begin[1], RowWeights(torch.ones(GOOD + BAD))):
+        with pytest.raises(ValueError, match=r"resume_dir: .* is of another training"):
+            outer_steps(trainings, parts, other, 1, folder=tmp_path / "parts")
+
+
 def test_a_prior_leaves_rows_out(tmp_path):
     prior = torch.ones(GOOD + BAD)
     prior[::2] = 0
     farzi = weigh(stock(tmp_path), target(), outer_steps=1, prior=prior, check_smoothness=False)
     assert not farzi.weights[::2].any()
+
+
+def test_a_prior_leaves_groups_out_and_rows_of_one_have_equal_weights(tmp_path):
+    how = {"outer_steps": 1, "groups": "kind", "check_smoothness": False, "warm": False}
+    prior = torch.ones(GOOD + BAD)
+    prior[:GOOD] = 0
+    farzi = weigh(stock(tmp_path, max_steps=3), target(), prior=prior, **how)
+    assert not farzi.weights[:GOOD].any()
+    assert farzi.weights[GOOD:].all()
+    prior[GOOD] = 0
+    with pytest.raises(
+        ValueError, match=r"prior differs among the rows of the group 'bad', .*equal"
+    ):
+        weigh(stock(tmp_path), target(), prior=prior, **how)
 
 
 @pytest.mark.parametrize(
@@ -587,6 +614,22 @@ def test_a_comparison_goes_on_where_it_was(tmp_path, monkeypatch):
         compared(tmp_path / "parts", learning_rate=1e-3)
 
 
+def test_a_comparison_does_not_go_on_with_other_groups_or_another_model(tmp_path):
+    problem = problem_of(tmp_path, max_steps=3)
+    parts = {"target": target(4)}, {"target": target(5)}
+
+    def compared(kinds: list[str], **how):
+        return choose(problem, [EqualShares(Groups(kinds))], *parts, folder=tmp_path / "k", **how)
+
+    kinds = pool()["kind"]
+    compared(kinds)
+    with pytest.raises(ValueError, match=r"is of another choice \(other rows, groups, "):
+        compared(kinds[::-1])
+    measured_in = Trainings.of(stock(tmp_path, max_steps=4))
+    with pytest.raises(ValueError, match=r"is of another choice"):
+        compared(kinds, measured_in=measured_in)
+
+
 def test_the_bar_counts_to_its_end(tmp_path, monkeypatch):
     bars = []
 
@@ -627,6 +670,7 @@ def test_calibration_recovers_what_features_and_repeated_reads_say():
     assert likeness(clear, value) > 0.9
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_rows_of_a_step(tmp_path):
     """As one process that accumulates their batches."""
     settings = {

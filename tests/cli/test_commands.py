@@ -204,7 +204,8 @@ def test_a_test_split_that_cannot_be_read_is_found_before_the_distillation(tmp_p
     assert not list((tmp_path / "run").iterdir())
 
 
-def test_show_prints_positions_and_results(distilled, capsys):
+def test_show_prints_positions_and_results(distilled, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     main(["show", str(distilled / "summary"), "--sequences", "1", "--positions", "3"])
     shown = capsys.readouterr().out
     assert "4 × 8" in shown
@@ -219,6 +220,20 @@ def test_show_prints_labels_of_their_own(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert re.search(r"numbers per position \W*5\b", shown)
     assert "its label" in shown
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_show_is_no_wider_than_the_terminal(distilled, capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    main(["show", str(distilled / "summary"), "--top_k", "9"])
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= width
+    assert "perplexity" in shown
+    metrics = json.loads((distilled / "summary" / "metrics.json").read_text("utf-8"))
+    names = [row["method"] for row in metrics["table"]]
+    is_whole = "more, in metrics.json" not in shown
+    assert is_whole == (width == 200)
+    assert all(name.split()[0] in shown for name in names)
 
 
 @pytest.mark.parametrize("learner", [None, LLAMA])

@@ -148,7 +148,8 @@ def test_a_table_that_is_too_large_is_refused_before_any_work_on_it(summary, tab
     assert time.process_time() - start < 5
 
 
-def test_show_prints_part_of_a_large_table_and_says_so(summary, capsys):
+def test_show_prints_part_of_a_large_table_and_says_so(summary, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "2000")
     change(summary / "metrics.json", table=[{f"c{i}": "x" * 900 for i in range(30)}] * 70)
     main(["show", str(summary)])
     printed = capsys.readouterr().out

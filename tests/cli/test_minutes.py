@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
+import torch
 import yaml
 from tiny_recipes import leave_out_figures, use_small_data
 
@@ -18,7 +19,6 @@ from farzi_hf import FarziData
 from farzi_hf.cli import main
 from farzi_hf.distillation import inner_training, teacher
 from farzi_hf.report import Comparison, full_data, search_trials, suggestion
-from farzi_hf.report.suggestion import Search
 
 GPT2 = (
     '{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "embd_pdrop": 0.0,'
@@ -36,17 +36,24 @@ class Machine:
 
     Attributes:
         paces: how many times as long everything takes from that second on.
+        of_two: the same with two threads of torch; by default there is one.
         now: its clock.
         steps: of teachers and of all data, as they were taken.
     """
 
     paces: dict[float, float]
+    of_two: dict[float, float] | None = None
     now: float = 0.0
     steps: list[float] = field(default_factory=list)
+    threads: int = 1
 
     def work(self, seconds: float) -> None:
         """Takes so many seconds of an idle machine."""
-        self.now += seconds * self.paces[max(since for since in self.paces if since <= self.now)]
+        paces = self.paces if self.threads == 1 else self.of_two
+        self.now += seconds * paces[max(since for since in paces if since <= self.now)]
+
+    def set_threads(self, number: int) -> None:
+        self.threads = number
 
     def train_on(self, real, *given, **settings):
         self.work(STEP)
@@ -66,8 +73,10 @@ class Machine:
 def machine(monkeypatch, tmp_path):
     """Makes the machine of a test."""
 
-    def begin(paces):
-        made = Machine(paces)
+    def begin(paces, of_two=None):
+        made = Machine(paces, of_two, threads=1 if of_two is None else 2)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: made.threads)
+        monkeypatch.setattr(torch, "set_num_threads", made.set_threads)
         for clock in ("perf_counter", "process_time"):
             monkeypatch.setattr(time, clock, lambda: made.now)
         for owner, name in (
@@ -89,7 +98,6 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr(suggestion, "_STUDENTS", students)
     monkeypatch.setattr(suggestion, "_CLOSE", -10.0)
     monkeypatch.setattr(full_data, "_TIMED", 2)
-    monkeypatch.setattr(Search, "choose_threads", lambda search: None)
     use_small_data(monkeypatch)
     leave_out_figures(monkeypatch)
     monkeypatch.chdir(tmp_path)
@@ -114,8 +122,8 @@ def distilled(folder: str, *more: str) -> dict:
     [
         {0.0: 1.0},
         {0.0: 1.0, 1.5: 3.0},  # after a step of the teacher was timed
-        {0.0: 1.0, 25.0: 3.0},  # while the teacher trains
-        {0.0: 3.0, 40.0: 0.5},
+        pytest.param({0.0: 1.0, 25.0: 3.0}, marks=pytest.mark.slow),  # while the teacher trains
+        pytest.param({0.0: 3.0, 40.0: 0.5}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -126,6 +134,21 @@ def test_the_verdict_comes_within_its_minutes(paces, machine, capsys):
     assert 0.6 * 60 * MINUTES < made.now < 1.1 * 60 * MINUTES
 
 
+def test_threads_are_chosen_again_where_others_begin(machine, capsys):
+    """Two threads were faster until another program began. Then a step of two threads takes eight
+    times as long, because each waits for the other, and one of one thread twice as long.
+    """
+    made = machine({0.0: 1.5, 20.0: 2.0}, of_two={0.0: 1.0, 20.0: 8.0})
+    distilled("out")
+    printed = capsys.readouterr()
+    assert "chosen: 2" in printed.err
+    assert "other programs have slowed this one" in printed.err
+    assert made.threads == 1
+    assert "orth it" in printed.out
+    assert made.now < 1.1 * 60 * MINUTES, printed.err
+
+
+@pytest.mark.slow
 def test_a_second_start_repeats_steps_and_not_the_clock(machine, capsys, tmp_path):
     """And so does a run by the config that the search has written."""
     machine({0.0: 1.0, 20.0: 3.0})

@@ -71,6 +71,7 @@ def test_rows_are_chosen_shown_and_saved(folder, tmp_path, capsys):
     assert set(rows.values()) == {"6"}
     assert len(rows) == 8
     assert "comes true" in printed
+    assert "rows of DATA too" not in printed
     farzi = FarziData.from_pretrained(tmp_path / "out")
     assert farzi.weights.shape == (30,)
     assert int((farzi.weights > 0).sum()) == 6
@@ -101,13 +102,21 @@ def test_with_groups_mixtures_of_them_are_compared_too(folder, tmp_path, capsys)
     said = re.search(r"The shares of groups: ([ab]) ([\d.]+)%, ([ab]) ([\d.]+)%", printed)
     assert {said[1], said[3]} == {"a", "b"}
     assert float(said[2]) + float(said[4]) == pytest.approx(100, abs=0.2)
+    farzi = FarziData.from_pretrained(tmp_path / "out")
+    assert int((farzi.weights > 0).sum()) == 30
+    mixture = farzi.results.metrics["mixture"]
+    assert sum(mixture.values()) == pytest.approx(1)
+    assert f"{mixture[said[1]]:.1%}" == f"{said[2]}%"
+    # Where all rows stay, a way that only cuts has nothing to say.
+    assert "random rows" not in printed
+    assert "gradient cosine" not in printed
 
 
 def test_it_goes_on_where_it_was_killed(folder, tmp_path, monkeypatch, capsys):
     written = choice._KeptChoices.write
 
-    def killed(self, chosen):
-        written(self, chosen)
+    def killed(self, chooser, chosen):
+        written(self, chooser, chosen)
         if chosen.method == "gradient cosine":
             raise KeyboardInterrupt
 
@@ -129,8 +138,12 @@ def test_it_goes_on_where_it_was_killed(folder, tmp_path, monkeypatch, capsys):
 
 
 def test_a_target_may_have_a_test_part_of_its_own(folder, tmp_path, capsys):
-    weigh(folder, tmp_path / "out", "--target_test", str(folder / "test.jsonl"))
-    assert "Perplexity of 10 rows of the target" in capsys.readouterr().out
+    rows = (folder / "test.jsonl").read_text() + (folder / "data.jsonl").read_text()
+    (tmp_path / "test.jsonl").write_text("\n".join(rows.splitlines()[:12]))  # two of the pool
+    weigh(folder, tmp_path / "out", "--target_test", str(tmp_path / "test.jsonl"))
+    printed = capsys.readouterr().out
+    assert "Perplexity of 12 rows of the target" in printed
+    assert "2 of 32 rows of the target are rows of DATA too." in printed
 
 
 def test_rows_of_interactions_are_users(tmp_path, capsys):
@@ -151,6 +164,12 @@ def test_rows_of_interactions_are_users(tmp_path, capsys):
     [
         (("--keep", "x%"), r"--keep 'x%' is not a number; give 500, 0\.1 or 10%"),
         (("--keep", "31"), "keep=31: there are 30 rows"),
+        (("--keep", "200%"), r"--keep '200%' is more than all rows; give at most 100%"),
+        (("--keep", "0%"), r"keep=0\.0: there are 30 rows"),
+        (
+            ("--max_steps", "1", "--warmup_steps", "1"),
+            "trainer: no row has an influence on the target; give more steps",
+        ),
         (("--trainings", "1"), "--trainings must be an integer of at least 2, got 1"),
         (("--outer_steps", "0"), "--outer_steps must be an integer of at least 1, got 0"),
         (("--label_smoothing_factor", "0.1"), "trainer cannot be replayed: its first gradient"),

@@ -20,6 +20,13 @@ CARDS = Path(__file__).resolve().parents[2] / "model_cards"
         ("benchmark", "benchmark.png"),
         ("beauty_packing", "quality_over_bytes.png"),
         ("gcide_carried_128", "quality_over_tokens.png"),
+        ("yelp_teacher_16", "plots/comparison.png"),
+        ("ptb_10x50", "plots/comparison.png"),
+        ("yelp_seconds_fmlp", "seconds.png"),
+        ("ptb_seconds_llama_64", "seconds.png"),
+        ("sample_efficiency_ptb", "sample_efficiency.png"),
+        ("trajectory_count_ptb", "trajectory_count.png"),
+        ("scaling", "scaling.png"),
     ],
 )
 def test_a_committed_table_is_drawn_again(card, figure, tmp_path, capsys):
@@ -46,6 +53,39 @@ def test_lines_of_a_carried_card_are_its_own_rows(tmp_path, monkeypatch):
         "the packed teacher itself": 26.03,
     }
     assert data == "gcide.txt.gz"
+
+
+def test_figures_of_a_summary_are_those_of_its_card():
+    rows = redraw.rows_of(CARDS / "ptb_10x50" / "README.md")
+    assert rows[0]["method"] == "Farzi [10×50]"
+    assert rows[0]["perplexity"] == 90.69
+    assert rows[0]["perplexity_interval"] == [88.7, 92.51]
+    assert rows[5]["perplexity"] == 355856
+    assert rows[-1]["steps"] == ""
+
+
+def test_curves_of_a_card_are_its_families(monkeypatch):
+    drawn = []
+    monkeypatch.setattr("redraw.sample_efficiency.draw", lambda *given: drawn.append(given))
+    folder = CARDS / "sample_efficiency_magazine"
+    redraw.of_sample_efficiency(redraw.rows_of(folder / "table.json"), folder)
+    curves, lines, task, _ = drawn[0]
+    assert {row["method"] for row in curves} == set(redraw.sample_efficiency.FAMILIES)
+    assert [row["μ"] for row in curves] == [10, 25, 50] * 4
+    assert list(lines) == ["full data", "full data, long"]
+    assert task.metric == "hr@100"
+
+
+def test_the_line_of_counting_is_its_best_row(monkeypatch):
+    drawn = []
+    monkeypatch.setattr("redraw.seconds.draw", lambda *given: drawn.append(given))
+    for name in ("yelp_seconds_fmlp", "ptb_seconds_llama_64"):
+        redraw.of_seconds(redraw.rows_of(CARDS / name / "table.json"), CARDS / name)
+    assert [given[1] for given in drawn] == [
+        "rules of sequences, counted",
+        "Kneser-Ney 5-gram, counted",
+    ]
+    assert drawn[1][-1] == "ptb, Llama 64"
 
 
 def test_the_figure_of_the_readme_has_the_points_of_its_tables(tmp_path, monkeypatch):

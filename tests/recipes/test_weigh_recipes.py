@@ -11,6 +11,7 @@ import mixture
 import numpy as np
 import pytest
 import weigh
+import weigh_gains
 import weigh_pretrained
 import weigh_users
 from tiny_models import config_of
@@ -39,6 +40,36 @@ def test_all_ways_are_compared_and_a_run_goes_on(tmp_path, capsys):
     weigh.main(command)
     again = json.loads((tmp_path / "sample-target-0" / "table.json").read_text())["rows"]
     assert again == rows
+
+
+def test_gains_are_differences_of_losses_of_equal_starts(tmp_path, capsys):
+    names = ["all rows", "n-gram importance", "influence in one training"]
+    command = ["--pool", "sample", *TINY.split(), "--only", *names, "--again", "3"]
+    for seed in ("0", "1"):
+        weigh.main([*command, "--output_dir", str(tmp_path), "--seed", seed])
+    capsys.readouterr()
+    folders = [tmp_path / f"sample-target-{seed}" / "again-3" for seed in (0, 1)]
+    weigh_gains.main([*map(str, folders), "--most", "30"])
+    printed = capsys.readouterr().out
+    kept = [
+        weigh_gains.read(folder, weigh_gains.parse([str(folder), "--most", "30"]))
+        for folder in folders
+    ]
+    assert list(kept[0]) == ["influence in one training", "n gram importance"]
+    learnt, counted = kept[0].values()
+    by_hand = [b - a for a, b in zip(learnt.test, counted.test, strict=True)]
+    assert len(by_hand) == 3
+    found = weigh_gains.gains_of(kept[0])["influence in one training"]
+    assert found.test == pytest.approx(by_hand)
+    assert f"| {weigh_gains.said_of(by_hand)} |" in printed
+    assert "2 folders together" in printed
+    assert " of 6, " in printed
+    assert "all rows" not in printed
+    assert weigh_gains.said_of([0.1, 0.3]).endswith("2 of 2, level")
+    assert weigh_gains.said_of([0.1, 0.11, 0.1]).endswith("3 of 3, beyond")
+    assert weigh_gains.said_of([-0.1, -0.11, -0.1]).endswith("0 of 3, worse")
+    with pytest.raises(ValueError, match="no way to compare with among all rows, influence"):
+        weigh_gains.main([str(folders[0]), "--over", "nothing"])
 
 
 def test_choices_train_a_wider_model_and_one_of_another_kind(tmp_path, capsys):

@@ -125,6 +125,19 @@ def test_one_far_value_squashes_no_other(tmp_path, monkeypatch):
     assert "unigram (1,000,000, off the axis)" in student.get_legend_handles_labels()[1]
 
 
+def test_shares_are_all_drawn_to_scale(tmp_path, monkeypatch):
+    """A summary with 0.22 stood beyond the edge, because counted models have 0.06."""
+    drawn = []
+    monkeypatch.setattr("farzi_hf.report.plots.save", lambda figure, path: drawn.append(figure))
+    values = {"packed teacher": 0.2159, "popularity": 0.05521, "item bigram": 0.07197}
+    rows = [{"method": name, "hr@100": value} for name, value in values.items()]
+    plot_comparison(rows, tmp_path / "a.png", "hr@100")
+    (axes,) = drawn[0].axes
+    points = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"]
+    assert points == list(values.values())
+    assert axes.get_xlabel() == "hr@100"
+
+
 @pytest.mark.parametrize(("low", "high"), [(0.065, 0.083), (1e-7, 2e5), (900, 2500)])
 def test_axes_have_no_powers_of_ten(low, high):
     for draw in (lambda axes: logarithmic(axes, "y"), lambda axes: plain_numbers(axes.yaxis)):

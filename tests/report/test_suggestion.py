@@ -827,7 +827,7 @@ def test_threads_that_wait_for_each_other_are_not_used(of_one, chosen, text, tmp
         for seconds in ({1: of_one, 2: 0.3}, {}):  # the second start measures nothing
             torch.set_num_threads(2)
             made = search(text, tmp_path, learner=GPT2)
-            made.trials.step_seconds = lambda learner, seconds=seconds: seconds[
+            made.trials.step_seconds = lambda learner, steps, seconds=seconds: seconds[
                 torch.get_num_threads()
             ]
             made.choose_threads()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 
 from farzi_hf.report import markdown, save_csv, save_json, save_text
+from farzi_hf.report.tables import fitted
 
 matplotlib = pytest.importorskip("matplotlib.figure")
 
@@ -54,6 +56,49 @@ def test_the_table_lines_up():
         ]
     )
     assert [len(line) for line in lines.splitlines()] == [27, 27, 27, 27]
+
+
+ROWS = [
+    {"place": "0", "entropy of the label": "2.54", "its label": "either 0.21, does 0.19, do 0.17"},
+    {
+        "place": "1",
+        "entropy of the label": "0.1",
+        "its label": "a_name_longer_than_its_column 1.00",
+    },
+]
+
+
+def test_a_table_that_fits_is_the_same():
+    assert fitted(ROWS, 80, ["its label"]) == markdown(ROWS, ["its label"])
+
+
+def test_a_wide_table_goes_on_in_lines_below():
+    assert fitted(ROWS, 52, ["its label"]).splitlines() == [
+        "| place | entropy | its label                      |",
+        "|       |  of the |                                |",
+        "|       |   label |                                |",
+        "|-------|--------:|--------------------------------|",
+        "| 0     |    2.54 | either 0.21, does 0.19,        |",
+        "|       |         | do 0.17                        |",
+        "| 1     |     0.1 | a_name_longer_than_its_column  |",
+        "|       |         | 1.00                           |",
+    ]
+    narrow = fitted(ROWS, 40, ["its label"]).splitlines()
+    assert {len(line) for line in narrow} == {40}
+    assert "| 1     |     0.1 | a_name_longer_than |" in narrow
+
+
+@pytest.mark.parametrize("width", [1, 30, 50, 70])
+def test_nothing_is_lost_in_a_narrow_table(width):
+    table = fitted(ROWS, width, ["its label"])
+    letters = [re.sub(r"[\s|:-]", "", text) for text in (table, markdown(ROWS, ["its label"]))]
+    assert sorted(letters[0]) == sorted(letters[1])
+
+
+def test_numbers_are_never_broken():
+    rows = [{"method": "a b c d", "perplexity": "1,234,567.8"}] * 2
+    lines = fitted(rows, 10).splitlines()
+    assert [line for line in lines if "1,234,567.8" in line] == ["| a b c d | 1,234,567.8 |"] * 2
 
 
 def test_json_is_json_for_every_reader(tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,33 @@ _SAID_ELSEWHERE = ("table", "split", "command", "verdict", *OF_THE_DATA)
 """Those that have a place of their own on the card."""
 
 
+@dataclass(frozen=True)
+class Excerpt:
+    """What a card prints of the rows of a summary, in Markdown; both are "" where entries have no
+    names.
+    """
+
+    examples: str
+    """The first sequences as text."""
+
+    positions: str
+    """The first positions of the first sequence, as a table."""
+
+    @classmethod
+    def of(cls, contents: Contents) -> Excerpt:
+        """That of a summary."""
+        if not contents.vocabulary.named:
+            return cls("", "")
+        return cls(_examples(contents), _positions(contents))
+
+
 def render_card(
     contents: Contents,
     metrics: Mapping[str, Any] | None = None,
     recipe: Mapping[str, Any] | None = None,
     plots: Sequence[str] = (),
     show_rows: bool = False,
+    excerpt: Excerpt | None = None,
 ) -> str:
     """The README of the artefact. A section without content is left out. Raises ValueError if a
     cost, a size or the licence has another type than it needs, or no licence allows to show rows.
@@ -77,6 +99,7 @@ def render_card(
             it".
         plots: paths relative to the artefact.
         show_rows: see `farzi_hf.summary.origins.shows_rows`.
+        excerpt: what is printed where rows are shown; None: that of `contents`.
 
     Strings are escaped: none of them is read as Markdown, HTML, YAML or Python.
     """
@@ -88,6 +111,10 @@ def render_card(
     forms = contents.forms
     origin = forms.inputs.origin
     shown = shows_rows(origin, metrics, show_rows)
+    if not shown:
+        excerpt = Excerpt("", "")
+    elif excerpt is None:
+        excerpt = Excerpt.of(contents)
     inputs = forms.inputs.words(vocabulary)
     labels = forms.labels.words(inputs, vocabulary, contents.nbytes)
     learner = recipe.get("learner")
@@ -135,8 +162,8 @@ def render_card(
         command=(
             markup.markdown_fence(str(metrics["command"]), "bash") if metrics.get("command") else ""
         ),
-        examples=_examples(contents) if shown and vocabulary.named else "",
-        positions=_positions(contents) if shown and vocabulary.named else "",
+        examples=excerpt.examples,
+        positions=excerpt.positions,
         recipe=markup.markdown_fence(markup.yaml_text(recipe).rstrip(), "yaml") if recipe else "",
         plots=[markup.markdown_image(plot) for plot in plots],
         ceil=math.ceil,
