@@ -559,7 +559,7 @@ def rates_of_layers() -> Iterator[Cell]:
 
 def narrower_and_deeper() -> Iterator[Cell]:
     """A student that is narrower than its teacher and has more layers, of a large text."""
-    yield Cell("GPT-2 96, four layers", "warm", "written", 1800, 10, 0.004)
+    yield Cell("GPT-2 96, four layers", "warm", "written", 1750, 10, 0.003)
 
 
 RATES = ((40, 0.0075), (40, 0.015), (40, 0.03), (10, 0.0075), (10, 0.015))
