@@ -155,7 +155,7 @@ class Distillation:
             number = self.args.world_size
             processes = "one process" if number == 1 else f"{number} processes"
             print(
-                f"{self.folder}: {start}, {processes} on {self.args.device.type}",
+                f"Results go to {self.folder}: {start}, {processes} on {self.args.device.type}",
                 flush=True,
             )
         return self.trainer

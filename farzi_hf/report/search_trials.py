@@ -452,7 +452,8 @@ class SearchTrials:
         steps = settings["inner_steps"]
         rows = f"{settings['synthetic_batch_size']} {settings['inputs']} rows"
         rate = settings["inner_learning_rate"]
-        return self.trial(f"student, {steps} steps of {rows}, learning rate {rate}", make)
+        name = f"student, {steps:,} steps of {rows}, learning rate {rate}"
+        return self.trial(name, make, key=f"student, {steps} steps of {rows}, learning rate {rate}")
 
     def _apart(self, difference: float) -> str:
         """How much one loss is above another, in words."""
@@ -460,7 +461,9 @@ class SearchTrials:
         return f"{direction} by {abs(difference):.3f} {self.task.unit_of_loss}"
 
     def seconds_of_row(self, packed: Trial, inputs: str) -> float:
-        """Seconds that it takes to make a row of these inputs."""
+        """Seconds that it takes to make a row of these inputs. Trials count with it; no line says
+        it.
+        """
 
         def make() -> dict[str, Any]:
             farzi = FarziData.from_pretrained(self.folder / packed.found["folder"])
@@ -471,7 +474,7 @@ class SearchTrials:
             return {"figure": f"{1000 * each:.1f} ms", "found": {"seconds": each}}
 
         key = f"a row of {inputs} inputs, {packed.found['folder']}"
-        return self.trial(f"a row of {inputs} inputs", make, key).found["seconds"]
+        return self.trial(f"a row of {inputs} inputs", make, key, quiet=True).found["seconds"]
 
 
 def numbers_of(task: Task, learner: Mapping[str, Any], length: int) -> int:
