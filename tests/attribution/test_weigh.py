@@ -670,6 +670,7 @@ def test_calibration_recovers_what_features_and_repeated_reads_say():
     assert likeness(clear, value) > 0.9
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_rows_of_a_step(tmp_path):
     """As one process that accumulates their batches."""
     settings = {

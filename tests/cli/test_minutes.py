@@ -122,8 +122,8 @@ def distilled(folder: str, *more: str) -> dict:
     [
         {0.0: 1.0},
         {0.0: 1.0, 1.5: 3.0},  # after a step of the teacher was timed
-        {0.0: 1.0, 25.0: 3.0},  # while the teacher trains
-        {0.0: 3.0, 40.0: 0.5},
+        pytest.param({0.0: 1.0, 25.0: 3.0}, marks=pytest.mark.slow),  # while the teacher trains
+        pytest.param({0.0: 3.0, 40.0: 0.5}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -148,6 +148,7 @@ def test_threads_are_chosen_again_where_others_begin(machine, capsys):
     assert made.now < 1.1 * 60 * MINUTES, printed.err
 
 
+@pytest.mark.slow
 def test_a_second_start_repeats_steps_and_not_the_clock(machine, capsys, tmp_path):
     """And so does a run by the config that the search has written."""
     machine({0.0: 1.0, 20.0: 3.0})

@@ -140,6 +140,7 @@ POOL = {
 }
 
 
+@pytest.mark.slow
 def test_each_process_has_a_pool_of_its_own_and_resumes_bit_for_bit(tmp_path):
     whole = in_two(tmp_path / "whole", resumed_pool, **POOL)
     checkpoint = tmp_path / "whole" / "checkpoint-3"

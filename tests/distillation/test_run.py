@@ -290,6 +290,7 @@ def test_a_signal_on_which_nobody_has_acted_is_not_lost(make, caplog):
     assert caplog.messages == ["SIGINT: the training has ended."]
 
 
+@pytest.mark.slow
 def test_kill_9_while_a_checkpoint_is_written(make, uninterrupted):
     trainer = make(**RESUMABLE)
     folder = Path(trainer.args.output_dir)

@@ -27,6 +27,7 @@ interpolated bigram,20,21,0.3,"[19, 22]",8000,,
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_data")
 def test_students_by_steps_and_rows_by_bytes(carried_summary, tmp_path):
     (tmp_path / "older.csv").write_text(OLDER, encoding="utf-8")

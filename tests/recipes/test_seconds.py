@@ -15,6 +15,7 @@ import seconds
 from farzi_hf.report.full_data import WAYS, FullData, Tried
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_data")
 def test_rows_of_students_and_of_all_data_are_made_once(carried_summary, tmp_path, monkeypatch):
     tried = []

@@ -32,6 +32,7 @@ def test_the_way_that_does_best_on_the_validation_part_is_chosen(c):
     assert found.error < full.tried(poor, 0.2, found.step_seconds).error
 
 
+@pytest.mark.slow
 def test_a_row_takes_the_seconds_that_it_is_given(c):
     row = FullData(c, ways=WAYS[:2]).same_seconds(0.6)
     assert row.method == SAME_SECONDS

@@ -157,7 +157,9 @@ def test_norms_biases_and_values_are_exact(kind, changes):
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["llama", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
+)
 def test_it_is_near_to_its_teacher_before_its_first_step(kind, layers):
     teacher = trained(layers)
     tables = started(teacher, student(kind, num_hidden_layers=layers))

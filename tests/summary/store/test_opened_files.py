@@ -239,7 +239,9 @@ def check_started(seen: dict) -> None:
         assert args[0] == sys.executable
 
 
-@pytest.mark.parametrize("answer", ["y\ny\n", ""], ids=["yes", "closed"])
+@pytest.mark.parametrize(
+    "answer", [pytest.param("y\ny\n", marks=pytest.mark.slow), ""], ids=["yes", "closed"]
+)
 def test_hostile_summaries_touch_nothing_else(world, hub, answer):
     jobs = jobs_of(world, full=False)
     check(world, hub, jobs if answer else jobs[:2] + jobs[-7:], answer, 100)
