@@ -457,7 +457,7 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     save_csv(rows, output / "table.csv")
     for metric in task.compared:
         path = output / f"comparison_{metric.replace('@', '_')}.png"
-        plot_comparison(rows, path, metric, metric_label=f"Test {metric}")
+        plot_comparison(rows, path, metric, metric_label=f"Test {metric.upper()}")
     # The facts are for those who look them up; a reader of the terminal waits for the verdict.
     print(f"\n{table}\n\nTable and facts: {output / 'table.md'}")
     for seed, part in zip(seeds, done, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,18 @@ def test_committed_cards_are_by_todays_template(folder, tmp_path):
     assert (again / "README.md").read_text("utf-8") == (folder / "README.md").read_text("utf-8")
     names = [sorted(each.name for each in place.rglob("*")) for place in (again, folder)]
     assert names[0] == names[1]
+
+
+def test_code_of_committed_cards_fits_beside_their_text():
+    blocks = [
+        block
+        for folder in CARDS
+        for block in re.findall(
+            r"^```python\n(.*?)^```", (folder / "README.md").read_text("utf-8"), re.M | re.S
+        )
+    ]
+    assert len(blocks) >= 2 * len(CARDS)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 88] == []
 
 
 # -- summaries of each kind of inputs and labels ---------------------------------------------------
