@@ -52,7 +52,8 @@ def distilled(this: Distillation) -> dict[str, Any]:
         return {}
     this.save()  # now, because the measurements take long
     # Rows on the summary and to compare with; results and figures in the artefact.
-    return this.finish(this.measure(before))
+    measured = this.measure(before)
+    return this.finish(measured, this.verdict(measured))
 
 
 if __name__ == "__main__":

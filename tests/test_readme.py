@@ -2,6 +2,7 @@
 commands and links exist.
 """
 
+import csv
 import json
 import os
 import re
@@ -182,6 +183,25 @@ def test_links_lead_somewhere():
             if not target.exists() or (anchor and anchor not in anchors(target)):
                 missing.append(f"{page.name}: {link}")
     assert not missing
+
+
+def test_cards_without_the_rivals_of_today_say_so():
+    """They were compared with a counted bigram, and with all data in one way of training."""
+    wrong = []
+    for table in sorted((ROOT / "model_cards").glob("*/table.csv")):
+        with table.open(encoding="utf-8") as file:
+            methods = [row.get("method", "") for row in csv.DictReader(file)]
+        if not any(method.startswith("full data, long") for method in methods):
+            continue
+        has_counted = any(
+            method.endswith(", counted") and "bigram" not in method for method in methods
+        )
+        has_seconds = any(re.fullmatch(r"full data, (same seconds|[\d.]+ s)", m) for m in methods)
+        is_older = not (has_counted and has_seconds)
+        for page in (table.with_name("table.md"), table.with_name("README.md")):
+            if page.exists() and ("Older yardstick" in page.read_text("utf-8")) != is_older:
+                wrong.append(page.relative_to(ROOT).as_posix())
+    assert not wrong
 
 
 def anchors(page: Path) -> set[str]:

@@ -40,7 +40,7 @@ from farzi_hf.report.trials import CountingWins, Suggestion
 from farzi_hf.report.verdict import Verdict, first_rows
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import INPUTS, LABELS
-from farzi_hf.tasks import ResultRow
+from farzi_hf.tasks import ResultRow, Task
 
 RESULTS, START = "results.json", "start.json"
 FIGURES = ("distillation", "comparison", "tokens")
@@ -323,22 +323,28 @@ class Distillation:
         rows = [BASELINES[name](self.comparison, ours) for name in names]
         return [*(row for row in rows if row is not None), *self.comparison.counted()]
 
-    def finish(self, measured: Sequence[Measured]) -> dict[str, Any]:
-        """Saves the artefact again, with its results and figures, and returns what `report`
-        needs.
+    def verdict(self, measured: Sequence[Measured]) -> Verdict | None:
+        """The verdict on the summary; None where the rows have none of all data."""
+        methods = {part.method for part in measured}
+        if not methods & {FULL, LONG}:
+            return None
+        is_late = not self.whole and SAME_SECONDS not in methods
+        return Verdict.of(self.comparison, measured, self.seconds, is_late)
+
+    def finish(self, measured: Sequence[Measured], verdict: Verdict | None) -> dict[str, Any]:
+        """Saves the artefact, with its results and figures, and returns what `report` needs.
+
+        Args:
+            measured: all rows.
+            verdict: on them.
         """
         c = self.comparison
         rows = [c.row(part) for part in measured]
-        methods = {part.method for part in measured}
-        is_late = not self.whole and SAME_SECONDS not in methods
-        verdict = None
-        if methods & {FULL, LONG}:
-            verdict = Verdict.of(c, measured, self.seconds, is_late)
         show_rows = self.data.settings.show_rows
         history = self.trainer.state.log_history
         plots = draw(c, history, rows, self.folder / "plots", self.whole, show_rows)
         costs = cost(c) if self.whole else {"student_seconds": verdict.facts["student_seconds"]}
-        said = {} if verdict is None else {"verdict": str(verdict)}
+        words = {} if verdict is None else {"verdict": str(verdict)}
         self.trainer.model.save_pretrained(
             self.summary_folder,
             metrics={
@@ -346,14 +352,14 @@ class Distillation:
                 **self.facts,
                 **provenance(c, self.data, self.seed),
                 **costs,
-                **said,
+                **words,
             },
             recipe=self.recipe,
             plots=plots,
             show_rows=show_rows,
         )
         left = vars(Left.by(self.folder, self.trainer.model, plots))
-        return self.keep(RESULTS, measured, facts=self.facts, **said, left=left)
+        return self.keep(RESULTS, measured, facts=self.facts, **words, left=left)
 
 
 def draw(
@@ -420,6 +426,7 @@ def distil(
             own = args.with_fields(output_dir=data.run_folder(args.output_dir, seed))
             runs.append(Distillation(data, own, seed, whole, chosen))
     done = []
+    is_said = False
     for run in runs:
         if results := run.finished():
             done.append(results)
@@ -428,15 +435,51 @@ def distil(
             trainer = run.begin()
             before = run.at_start()
             trainer.train(resume_from_checkpoint=run.checkpoint)
-            if run.is_first:
+            if not run.is_first:
+                continue
+            # Trials have kept their summary, and the verdict is due.
+            if whole or chosen is None:
                 run.save()
-                done.append(run.finish(run.measure(before)))
+            measured = run.measure(before)
+            verdict = run.verdict(measured)
+            if len(runs) == 1:  # there is no other split to wait for
+                rows = [run.comparison.row(part) for part in measured]
+                say(data.task, [run.seed], rows, [verdict])
+                is_said = True
+            done.append(run.finish(measured, verdict))
     if args.process_index == 0:
-        report(data, args, done)
+        report(data, args, done, is_said)
 
 
-def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]]) -> None:
-    """One table of all seeds."""
+def say(
+    task: Task, seeds: Sequence[int], rows: Sequence[ResultRow], verdicts: Sequence[Any]
+) -> None:
+    """Prints the table, and the verdict on each seed. Files and figures may follow: where other
+    programs take most of the processor, they take minutes.
+
+    Args:
+        task: of the data.
+        seeds: of the splits.
+        rows: of all seeds.
+        verdicts: of each seed; None where there is none.
+    """
+    # The facts are for those who look them up; a reader of the terminal waits for the verdict.
+    print(f"\n{markdown([task.readable(row) for row in rows])}\n")
+    for seed, verdict in zip(seeds, verdicts, strict=True):
+        if verdict is not None:
+            of_split = f", split {seed}" if len(seeds) > 1 else ""
+            print(f"Verdict{of_split}: {verdict}\n", flush=True)
+
+
+def report(
+    data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]], is_said: bool = False
+) -> None:
+    """One table of all seeds.
+
+    Args:
+        done: the results of each seed.
+        is_said: whether the reader has seen the table and the verdict already.
+    """
     output = Path(args.output_dir)
     task = data.task
     seeds = data.seeds(args.seed)
@@ -458,12 +501,9 @@ def report(data: TaskData, args: FarziConfig, done: Sequence[Mapping[str, Any]])
     for metric in task.compared:
         path = output / f"comparison_{metric.replace('@', '_')}.png"
         plot_comparison(rows, path, metric, metric_label=f"Test {metric.upper()}")
-    # The facts are for those who look them up; a reader of the terminal waits for the verdict.
-    print(f"\n{table}\n\nTable and facts: {output / 'table.md'}")
-    for seed, part in zip(seeds, done, strict=True):
-        if "verdict" in part:
-            of_split = f", split {seed}" if len(seeds) > 1 else ""
-            print(f"\nVerdict{of_split}: {part['verdict']}\n")
+    if not is_said:
+        say(task, seeds, rows, [part.get("verdict") for part in done])
+    print(f"Table and facts: {output / 'table.md'}")
     folder = Path(data.run_folder(args.output_dir, seeds[0]), "summary")
     shown = shlex.quote(str(folder.parent))
     print(f"The SUMMARY is {shown}. Next: farzi show {shown}, farzi train {shown}")

@@ -117,7 +117,7 @@ def memory_of(
         row_losses(farzi.teacher, learned.each(order[:_ROWS])),
         row_losses(farzi.teacher, others.each(slice(_ROWS))),
     )
-    written = written_rows(farzi, seed)
+    written = written_rows(farzi, seed, len(others.ids))
     size = min(len(written.ids), len(others.ids))
     written = written.first(size)
     others = others.first(size)
@@ -153,15 +153,22 @@ def memory_of(
     return facts
 
 
-def written_rows(farzi: FarziData, seed: int) -> IdRows:
+def written_rows(farzi: FarziData, seed: int, size: int) -> IdRows:
     """Ids that the carried teacher writes, whatever the inputs are: rows of ξ ids, cut after each
     end of a text.
+
+    Args:
+        farzi: with a teacher.
+        seed: of the rows.
+        size: ids that are wanted; there are fewer if 1,024 rows have fewer.
     """
     shares = farzi.forms.inputs.frequencies(farzi.tensors)
     if shares is None:
         shares = torch.ones(farzi.config.vocab_size)
-    source = WrittenRows(farzi.teacher, shares, farzi.config.sequence_length, seed)
-    ids = source.rows(0, _ROWS).numpy()
+    length = farzi.config.sequence_length
+    source = WrittenRows(farzi.teacher, shares, length, seed)
+    count = min(_ROWS, max(1, -(-size // length)))
+    ids = source.rows(0, count).numpy()
     stops = np.isin(ids, getattr(farzi.teacher.config, "eos_token_id", None))
     stops[:, -1] = True
     return IdRows(ids.flatten(), np.diff(np.flatnonzero(stops) + 1, prepend=0))

@@ -54,8 +54,21 @@ class Kind:
 KINDS = (
     Kind(SUMMARY, "a summary", ()),
     Kind(REAL, "all real data", ("full data", "all real", "students of all real")),
-    Kind(SOME_REAL, "some real data", ("random", "head", "so many bytes", "as many")),
-    Kind(TEACHER, "the teacher", ("teacher", "the packed teacher", "same inputs")),
+    Kind(
+        SOME_REAL,
+        "some real data",
+        ("random", "head", "so many bytes", "as many", "1 % of", "10 % of", "100 % of"),
+    ),
+    Kind(
+        TEACHER,
+        "the teacher",
+        (
+            "teacher",
+            "the packed teacher",
+            "same inputs",
+            *(f"{n}-gram and teacher" for n in range(6)),
+        ),
+    ),
     Kind(
         COUNTED,
         "counted",

@@ -23,7 +23,7 @@ from farzi_hf.common.text import json_text
 from farzi_hf.distillation import FarziConfig, FarziTrainer, Learner
 from farzi_hf.distillation.learner import Parameters
 from farzi_hf.distillation.rows import validation_loss
-from farzi_hf.distillation.teacher import numbers_of_cuts, seconds_of
+from farzi_hf.distillation.teacher import Trained, numbers_of_cuts, seconds_of
 from farzi_hf.engine.devices import portions
 from farzi_hf.report.comparison import Comparison
 from farzi_hf.report.trial_folder import TrialFolder
@@ -67,6 +67,8 @@ of all parts with the teacher (recipes/LOG.md).
 """
 _KNOWN = 5.0
 """Seconds of a processor after which one knows how others share it."""
+_MORE_STEPS = 1.25
+"""Times the steps that fit into the seconds of a teacher, that are planned."""
 _FEWEST = 100
 """Steps of a teacher, however little time there is."""
 _MOST = 20_000
@@ -205,24 +207,22 @@ class SearchTrials:
         return training.step_seconds(trainer.learner, trainer.real_data, self.seed)
 
     def steps_in(self, learner: Mapping[str, Any], seconds: float) -> int:
-        """As many steps of a teacher as fit into these seconds, by the last teacher of this kind,
-        or by a few steps that are timed.
+        """As many steps of a teacher as fit into these seconds at the fastest pace that was seen,
+        of a teacher of this kind or of a few steps that are timed, and a quarter more: a training
+        is cut by the clock, but it takes no more steps than are planned.
         """
 
         def make() -> dict[str, Any]:
             each = self.step_seconds(learner)
             return {"figure": f"{1000 * each:.0f} ms a training step", "found": {"seconds": each}}
 
-        of_kind = [
+        paces = [
             trial.found["step_seconds"]
             for trial in self.made
             if "step_seconds" in trial.found and trial.found["learner"] == dict(learner)
         ]
-        if of_kind:  # a whole training tells more than a few steps
-            each = of_kind[-1]
-        else:
-            name = f"speed of {words_of(learner)}"
-            each = (1 + _VALIDATION) * self.trial(name, make).found["seconds"]
+        timed = self.trial(f"speed of {words_of(learner)}", make).found["seconds"]
+        each = min([*paces, (1 + _VALIDATION) * timed]) / _MORE_STEPS
         most = max(_MOST, _EPOCHS * len(self.splits["train"]) / self._rows_a_step)
         return int(rounded(max(_FEWEST, min(most, seconds / each))))
 
@@ -329,7 +329,7 @@ class SearchTrials:
             has_stopped = not trained.still_learning or trained.steps < 0.9 * trained.end
             is_short = has_stopped and trained.steps < trained.end
             stopped = ", and not better later" if is_short else ""
-            cut = f", cut from {steps:,} by the clock" if trained.cuts else ""
+            cut = f", cut from {steps:,} by the clock" if _is_cut(trained, steps) else ""
             numbers = sum(x.numel() for x in teacher.params.values())
             return {
                 **self.judged(trainer, teacher.learner, teacher.params),
@@ -415,7 +415,8 @@ class SearchTrials:
             judged = self.judged(trainer, Learner(farzi.teacher), params)
             farzi.save_pretrained(folder)
             is_too_large = farzi.nbytes > self.most
-            cut = ", cut by the clock" if cuts else ""
+            is_cut = trained is not None and _is_cut(trained, settings["packing_steps"])
+            cut = ", cut by the clock" if is_cut else ""
             lost = f"{self._apart(judged['error'] - teacher.error)} than before packing{cut}"
             return {
                 **judged,
@@ -475,6 +476,11 @@ class SearchTrials:
 
         key = f"a row of {inputs} inputs, {packed.found['folder']}"
         return self.trial(f"a row of {inputs} inputs", make, key, quiet=True).found["seconds"]
+
+
+def _is_cut(trained: Trained, steps: int) -> bool:
+    """Whether a training of so many planned steps had clearly less time than was planned."""
+    return bool(trained.cuts) and trained.end < 0.9 * steps / _MORE_STEPS
 
 
 def numbers_of(task: Task, learner: Mapping[str, Any], length: int) -> int:

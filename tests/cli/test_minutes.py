@@ -5,6 +5,9 @@ seconds.
 
 from __future__ import annotations
 
+import io
+import json
+import sys
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +31,8 @@ MINUTES = 1.0
 STEP = 0.4
 """Seconds of a step of a teacher, and of a student; on an idle machine."""
 MEASURING = 0.5
+FILES = 3.0
+"""Seconds of the summary's files."""
 
 
 @dataclass
@@ -132,6 +137,50 @@ def test_the_verdict_comes_within_its_minutes(paces, machine, capsys):
     distilled("out")
     assert "orth it" in capsys.readouterr().out
     assert 0.6 * 60 * MINUTES < made.now < 1.1 * 60 * MINUTES
+
+
+def test_a_teacher_has_its_seconds_where_the_machine_becomes_faster(machine):
+    """Its steps were planned at the pace of the one before it, which another program had slowed: it
+    ended after two thirds of its time.
+    """
+    machine({0.0: 1.0, 1.7: 2.0, 9.0: 1.0})
+    distilled("out")
+    with open("out/trials/trials.json", encoding="utf-8") as file:
+        trials = json.load(file)["trials"]
+    [second] = [
+        key for key in trials if key.startswith("steps and seconds of teacher") and "1" in key[-1]
+    ]
+    _, seconds = trials[second]["found"]["answer"]
+    [*_, teacher] = [trial for trial in trials.values() if "step_seconds" in trial["found"]]
+    assert teacher["found"]["teacher_steps"] == trials[second]["found"]["answer"][0]
+    assert 0.85 * seconds < teacher["found"]["seconds"] < 1.15 * seconds
+
+
+def test_the_verdict_does_not_wait_for_files(machine, monkeypatch):
+    """The card, and what the teacher gives away, took minutes beside other programs, once before
+    the rows of the verdict and once after them.
+    """
+    made = machine({0.0: 1.0, 30.0: 4.0})
+    saved = []
+    real = FarziData.save_pretrained
+
+    def save(farzi, folder, *given, **settings):
+        if str(folder).endswith("summary"):
+            made.work(FILES)
+            saved.append(made.now)
+        return real(farzi, folder, *given, **settings)
+
+    class Terminal(io.StringIO):
+        def write(self, text):
+            if "Verdict" in text:
+                self.said = made.now
+            return super().write(text)
+
+    monkeypatch.setattr(FarziData, "save_pretrained", save)
+    monkeypatch.setattr("sys.stdout", Terminal())
+    distilled("out")
+    assert sys.stdout.said < 1.1 * 60 * MINUTES
+    assert [at > sys.stdout.said for at in saved] == [True]
 
 
 def test_threads_are_chosen_again_where_others_begin(machine, capsys):

@@ -19,6 +19,7 @@ from transformers import GPT2LMHeadModel
 from farzi_hf.data import SequenceCollator
 from farzi_hf.distillation.memory import IdRows, membership, memory_of, row_losses, written_rows
 from farzi_hf.summary import FarziData
+from farzi_hf.summary.endless import WrittenRows
 
 FEW = 12
 """Sentences that a teacher can learn by heart."""
@@ -115,10 +116,26 @@ def test_one_of_the_two_figures_is_enough_for_a_warning(sequences, knowing, monk
 
 
 def test_what_is_written_is_cut_at_the_end_of_a_text(ignorant):
-    rows = written_rows(carried(ignorant), seed=0)
+    rows = written_rows(carried(ignorant), seed=0, size=10**6)
     assert rows.ids.size == rows.lengths.sum() == 1024 * 16
     assert all((row[:-1] != 3).all() for row in rows.each(slice(None)))  # EOS
     assert rows.lengths.min() < 16
+
+
+def test_no_more_is_written_than_is_looked_at(ignorant, monkeypatch):
+    """Four times as many rows as the held-out part had were written and cut away."""
+    whole = written_rows(carried(ignorant), seed=0, size=10**6)
+    blocks = []
+    block = WrittenRows.block
+    monkeypatch.setattr(
+        WrittenRows, "block", lambda rows, number: blocks.append(number) or block(rows, number)
+    )
+    some = written_rows(carried(ignorant), seed=0, size=1000)
+    assert blocks == [0]
+    assert 1000 <= some.ids.size < 1016
+    assert (some.first(1000).ids == whole.first(1000).ids).all()
+    assert some.first(1000).lengths.sum() == 1000
+    assert written_rows(carried(ignorant), seed=0, size=0).ids.size == 16
 
 
 def test_ngrams_and_runs_equal_a_search_by_hand():

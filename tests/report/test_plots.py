@@ -17,6 +17,11 @@ pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 
 from farzi_hf.report.plots import (
+    REAL,
+    SOME_REAL,
+    SUMMARY,
+    TEACHER,
+    color_of,
     logarithmic,
     plain_numbers,
     plot_comparison,
@@ -166,3 +171,18 @@ def test_no_global_state_is_touched(tmp_path, monkeypatch):
         ROWS, tmp_path / "a.png", "perplexity"
     )
     assert (tmp_path / "a.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "color"),
+    [
+        ("packed teacher, drawn ids, warm start", SUMMARY),
+        ("full data, same seconds", REAL),
+        ("10 % of the rows, stopped early", SOME_REAL),
+        ("100 % of the rows, teacher's labels", SOME_REAL),
+        ("5-gram and teacher, mixed", TEACHER),
+    ],
+)
+def test_a_row_has_the_colour_of_what_it_was_trained_on(method, color):
+    """Real rows with hard labels had that of a summary."""
+    assert color_of(method) == color
