@@ -137,6 +137,8 @@ def test_a_card_of_today_stays_as_it_is(kind, tmp_path):
 def test_words_code_and_header_of_an_older_card_are_written_anew(tmp_path, capsys):
     folder = saved("drawn", tmp_path)
     card = (folder / "README.md").read_text("utf-8")
+    title = re.search(r"^# .*\n", card, re.M)[0]
+    card = card.replace(title, f"{title}\n> **A remark** of somebody,\n> in two lines.\n")
     older = card.replace("has the biases", "keeps the biases")
     older = older.replace('farzi.trainer(model, "student")', "Trainer(model=model)")
     older = older.replace("Held out: official.", "")
