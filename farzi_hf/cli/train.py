@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -45,7 +46,8 @@ def command(argv: Sequence[str]) -> None:
         farzi.forms.inputs.check_ready()  # before a model is made, which may take long
         real = RealRows.of(farzi, args) if args.evaluate else None
         longest = farzi.config.sequence_length
-        changes = {} if args.steps is None else {"max_steps": args.steps}
+        given = {"max_steps": args.steps, "learning_rate": args.learning_rate}
+        changes = {name: value for name, value in given.items() if value is not None}
         if real is not None:
             longest = max(longest, *map(len, real.test["input_ids"]))
             changes |= real.arguments_of_trainer()
@@ -85,6 +87,12 @@ def arguments(argv: Sequence[str]) -> Namespace:
         "--steps", type=int, help="training steps (default: the summary's own number)"
     )
     parser.add_argument(
+        "--learning_rate",
+        type=float,
+        help="(default: the summary's own, or a quarter of it for a model as wide as the carried"
+        " teacher that begins with its layers)",
+    )
+    parser.add_argument(
         "--start",
         choices=STUDENT_STARTS,
         help="begin with the tables of the carried teacher, or at random (default: as the summary"
@@ -110,6 +118,10 @@ def check(args: Namespace) -> None:
     """Raises ValueError if arguments do not fit each other, or the folder is taken."""
     if args.steps is not None and args.steps < 1:
         raise ValueError(f"--steps {args.steps} trains nothing: give at least 1")
+    if args.learning_rate is not None and not 0 < args.learning_rate < math.inf:
+        raise ValueError(
+            f"--learning_rate {args.learning_rate} trains nothing: give a number such as 0.01"
+        )
     for name in ("data_dir", "data", "tokenizer"):
         value = getattr(args, name)
         if value is not None and not args.evaluate:

@@ -45,6 +45,7 @@ class SyntheticTraining:
         lr_scheduler_type: the learning rate over the steps of a training, one of `LR_SCHEDULES`; it
             rises for `warmup_steps` before.
         student_start: how students begin.
+        lowers_rate: whether students take only as much of the learning rate as their start wants.
     """
 
     optimizer: InnerOptimizer
@@ -56,6 +57,7 @@ class SyntheticTraining:
     lr_scheduler_type: str = "constant"
     warmup_steps: int = 0
     student_start: StudentStart = STUDENT_STARTS["random"]
+    lowers_rate: bool = True
 
     @classmethod
     def of(cls, inner: Mapping[str, Any] | None, forms: Forms, **how: Any) -> SyntheticTraining:
@@ -72,6 +74,12 @@ class SyntheticTraining:
         }
         start = start_of(inner, forms.labels.carries_teacher)
         return cls(optimizer, forms, inner.get("synthetic_batch_size"), student_start=start, **how)
+
+    def at_share_of_rate(self, share: float) -> SyntheticTraining:
+        """The same with this part of the learning rate."""
+        if share == 1:
+            return self
+        return replace(self, optimizer=replace(self.optimizer, lr=share * self.optimizer.lr))
 
     def optimizer_for(self, learner: Learner, steps: int) -> InnerOptimizer:
         """The optimizer of a training of `steps` steps: its learning rate follows the schedule, and
@@ -286,10 +294,8 @@ class Students:
     def on_summary(self, index: int = 0) -> Parameters:
         """θ_T of student `index` of the summary as it is now."""
         seed = derive(self.seed, Purpose.EVALUATION_STUDENT, index)
-        start = self.first_parameters(seed)
-        return self.training(
-            self.learner, self.farzi.tensors, start=start, steps=self.steps, seed=seed
-        )
+        start, training = self._beginning(seed)
+        return training(self.learner, self.farzi.tensors, start=start, steps=self.steps, seed=seed)
 
     def first_parameters(self, seed: int) -> Parameters:
         """θ_0 of a student of the summary: new weights, and what its start sets among them.
@@ -297,15 +303,23 @@ class Students:
         A learner whose weights are given, and not drawn, keeps them, and so do parameters that do
         not train.
         """
+        return self._beginning(seed)[0]
+
+    def _beginning(self, seed: int) -> tuple[Parameters, SyntheticTraining]:
+        """θ_0, and the training with the learning rate that such a start wants."""
         fresh = self.learner.initial_parameters(seed, self.device)
         start = self.training.student_start
         forms = self.farzi.forms
         rows = forms.rows_of_start(self.farzi.tensors, seed)
         known = start.values(forms.labels.model, self.learner.model, rows)
         if not known or not self.learner.draws_weights:
-            return fresh
+            return fresh, self.training
         trained = {name: x for name, x in known.items() if not is_constant(fresh[name])}
-        return {**fresh, **{name: x.to(fresh[name]) for name, x in trained.items()}}
+        first = {**fresh, **{name: x.to(fresh[name]) for name, x in trained.items()}}
+        if not self.training.lowers_rate:
+            return first, self.training
+        share = start.share_of_rate(forms.labels.model, self.learner.model, known)
+        return first, self.training.at_share_of_rate(share)
 
     @torch.no_grad()
     def on_summary_each(self, count: int) -> Iterator[Parameters]:
@@ -343,10 +357,10 @@ class Students:
         has the launches of one.
         """
         learner = self.learner
-        training = self.training
         tensors = self.farzi.tensors
         seeds = [derive(self.seed, Purpose.EVALUATION_STUDENT, index) for index in numbers]
-        starts = [self.first_parameters(seed) for seed in seeds]
+        starts, trainings = zip(*map(self._beginning, seeds), strict=True)
+        training = trainings[0]
         all_rows = torch.arange(self.farzi.config.num_sequences, device=self.device).expand(
             self.steps, -1
         )

@@ -326,8 +326,9 @@ class FarziData(nn.Module):
         """The stock Trainer for a student of this summary, ready to `train()`.
 
         It has `as_dataset()`, `collator()`, `training_arguments()` and `optimizer_cls_and_kwargs`,
-        and the model begins as the summary says, see `student_start`. Give Trainer these yourself
-        where you need other arguments of it.
+        and the model begins as the summary says, see `student_start`. One that begins with the
+        teacher's layers and is not narrower than the teacher takes a quarter of the summary's
+        learning rate. Give Trainer all these yourself where you need other arguments of it.
 
         Args:
             model: a new causal model over the vocabulary of the summary, or a recommender over its
@@ -335,7 +336,7 @@ class FarziData(nn.Module):
             output_dir: as for `training_arguments`.
             start: how the model begins, one of `STUDENT_STARTS`; by default `student_start`.
             changes: arguments of `Trainer`, such as `compute_metrics`, or of `TrainingArguments`,
-                such as `seed`.
+                such as `seed`. A `learning_rate` is taken as it is.
 
         Raises:
             ValueError: the rows are text (see `summary.forms`), the model has another vocabulary,

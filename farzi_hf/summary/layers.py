@@ -35,7 +35,8 @@ from torch import Tensor, nn
 from transformers import GPT2LMHeadModel, PreTrainedModel
 
 Values = dict[str, Tensor]
-_OF_A_LAYER = re.compile(r"\.\d+\.")
+OF_A_LAYER = re.compile(r"\.\d+\.")
+"""In the name of a parameter whose module stands in a list."""
 
 
 def layers_of_a_deeper_model(teacher: PreTrainedModel, model: PreTrainedModel) -> Values:
@@ -61,7 +62,7 @@ def layers_of_a_deeper_model(teacher: PreTrainedModel, model: PreTrainedModel) -
 
 def _parameters_of_layers(model: PreTrainedModel) -> Values:
     """The parameters of modules that stand in a list, which have numbers for names."""
-    return {name: x for name, x in model.named_parameters() if _OF_A_LAYER.search(name)}
+    return {name: x for name, x in model.named_parameters() if OF_A_LAYER.search(name)}
 
 
 def _heads_of(model: PreTrainedModel) -> dict[str, int]:
@@ -78,7 +79,7 @@ def layers_at_another_width(teacher: PreTrainedModel, model: PreTrainedModel) ->
     what the teacher does, or nearly so, by name; {} where the kind has no map yet, or where the
     widths are equal.
 
-    Layers that only the model has are not among them.
+    Layers that only the model has follow the teacher's, and write nothing yet.
 
     Args:
         teacher: a trained model, with weights on any device.
@@ -103,6 +104,7 @@ def _gpt2(teacher: GPT2LMHeadModel, model: GPT2LMHeadModel) -> Values:
         layer = dict(attention(theirs, model, number, to_student, reading, own))
         layer |= _mlp(theirs, number, to_student, own)
         values |= named_layer(number, layer, theirs.gain(width), width)
+    values |= silent_layers(model, teacher.config.n_layer)
     values |= head(theirs, reading)
     return values
 
@@ -115,6 +117,16 @@ def named_layer(number: int, layer: Values, gain: float, width: int) -> Values:
     return {f"transformer.h.{number}.{name}": value for name, value in layer.items()}
 
 
+def silent_layers(model: GPT2LMHeadModel, first: int) -> Iterator[tuple[str, Tensor]]:
+    """What writes in the layers from this one on, which only the model has: zeros."""
+    for number in range(first, model.config.n_layer):
+        for name, weight in own_layer(model, number).items():
+            if name.startswith(_WRITERS):
+                yield f"transformer.h.{number}.{name}", torch.zeros_like(weight)
+
+
+_WRITERS = ("attn.c_proj.", "mlp.c_proj.")
+"""Beginnings of the names, in a layer of a GPT-2, of what writes into the states."""
 _KINDS = {GPT2LMHeadModel: _gpt2}
 """By the class of teacher and student."""
 _HAS_TO_BE_EQUAL = (

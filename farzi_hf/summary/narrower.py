@@ -41,6 +41,7 @@ from farzi_hf.summary.layers import (
     named_layer,
     orthogonal_to_ones,
     own_layer,
+    silent_layers,
     units,
 )
 
@@ -137,6 +138,7 @@ def _narrower(theirs: Gpt2, model: GPT2LMHeadModel, teacher: Reader, ids: Tensor
         x = x + teacher.mlp(of_teacher, states)
         y = y + student.mlp(layer, ours)
         values |= named_layer(number, layer, gain, width)
+    values |= silent_layers(model, len(layers))
     reading = _fitted(student.normed(y) * gain, teacher.normed(x), to_student)
     values |= head(theirs, reading)
     return values

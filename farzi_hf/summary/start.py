@@ -22,7 +22,7 @@ GPT-2; see `farzi_hf.summary.rotary_layers`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from farzi_hf.summary.layers import (
+    OF_A_LAYER,
     layers_at_another_width,
     layers_of_a_deeper_model,
     normed,
@@ -43,6 +44,7 @@ from farzi_hf.summary.teacher import no_padding, parameter_names, whole
 
 _SMALL = 1e-3  # by which a head is scaled, so that a cap of its logits does not show
 _TRIED = 4  # ids that a model reads when it is looked at
+_WITH_ALL_OF_IT = 0.25  # of the rate, where a student has all that the teacher's layers do
 _POSITIONS = re.compile(r"(?:^|\.)(?:wpe|embed_positions|position_embeddings?|positions)\.weight$")
 
 
@@ -136,6 +138,24 @@ def _layers(
     maps.append(layers_at_another_width)
     found = (make(teacher, model) for make in maps)
     return next(filter(None, found), {})
+
+
+def share_of_rate(teacher: PreTrainedModel, model: PreTrainedModel, names: Iterable[str]) -> float:
+    """What a student takes of the learning rate of students that begin at random or with tables
+    alone, if these of its parameters were set.
+
+    A student that begins with layers and is as wide as its teacher does nearly what the teacher
+    does, before its first step. Steps of the whole rate lead it away from there. A narrower one has
+    more to learn (`recipes/LOG.md`, "Rates of students that begin with layers").
+
+    Args:
+        teacher: whose parameters they are.
+        model: the student.
+        names: as `start` returns them.
+    """
+    widths = [each.get_input_embeddings().weight.shape[1] for each in (teacher, model)]
+    has_layers = any(OF_A_LAYER.search(name) for name in names)
+    return _WITH_ALL_OF_IT if has_layers and widths[1] >= widths[0] else 1.0
 
 
 def _first_position(name: str) -> int:

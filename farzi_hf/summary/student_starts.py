@@ -7,7 +7,7 @@ with what the carried teacher knows of the vocabulary in their place (`farzi_hf.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from logging import getLogger
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from farzi_hf.summary.narrower import Rows
-from farzi_hf.summary.start import set_values, start_values
+from farzi_hf.summary.start import set_values, share_of_rate, start_values
 
 logger = getLogger(__name__)
 
@@ -51,6 +51,18 @@ class StudentStart(ABC):
                 made of the two.
         """
 
+    @abstractmethod
+    def share_of_rate(
+        self, teacher: PreTrainedModel | None, model: PreTrainedModel, names: Iterable[str]
+    ) -> float:
+        """What of the summary's learning rate such a student takes, where nobody gives it another.
+
+        Args:
+            teacher: as for `values`.
+            model: the student.
+            names: of the parameters that were set.
+        """
+
     def set_into(
         self, model: PreTrainedModel, teacher: PreTrainedModel | None, rows: Rows
     ) -> list[str]:
@@ -69,6 +81,11 @@ class RandomStart(StudentStart):
         self, teacher: PreTrainedModel | None, model: PreTrainedModel, rows: Rows
     ) -> dict[str, Tensor]:
         return {}
+
+    def share_of_rate(
+        self, teacher: PreTrainedModel | None, model: PreTrainedModel, names: Iterable[str]
+    ) -> float:
+        return 1.0
 
 
 class TeacherStart(StudentStart):
@@ -103,6 +120,11 @@ class TeacherStart(StudentStart):
                 f"student_start='teacher': no start could be made of {kinds}"
                 f" ({type(error).__name__}: {error}); take 'random'"
             ) from error
+
+    def share_of_rate(
+        self, teacher: PreTrainedModel | None, model: PreTrainedModel, names: Iterable[str]
+    ) -> float:
+        return 1.0 if teacher is None else share_of_rate(teacher, model, names)
 
 
 STUDENT_STARTS: dict[str, StudentStart] = {"random": RandomStart(), "teacher": TeacherStart()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +25,16 @@ def student_trainer(
     start: StudentStart,
     changes: dict[str, Any],
 ) -> Trainer:
-    """A Trainer of `model`, which begins as `start` says.
+    """A Trainer of `model`, which begins as `start` says and takes as much of the summary's learning
+    rate as that start wants.
 
     Args:
         farzi: the summary.
         model: changed in place.
         output_dir: as for `FarziData.training_arguments`.
         start: how the model begins.
-        changes: arguments of `Trainer`, or of `TrainingArguments`; both may be there.
+        changes: arguments of `Trainer`, or of `TrainingArguments`; both may be there. A
+            `learning_rate` is taken as it is.
 
     Raises:
         ValueError: the rows are text, the model has another vocabulary, or there are arguments for
@@ -42,17 +45,29 @@ def student_trainer(
     names = signature(Trainer).parameters
     settings = {name: x for name, x in changes.items() if name not in names}
     of_trainer = {name: x for name, x in changes.items() if name in names}
-    if "args" not in of_trainer:
-        of_trainer["args"] = farzi.training_arguments(output_dir, **settings)
-    elif settings:
+    if "args" in of_trainer and settings:
         raise ValueError(f"{', '.join(settings)}: give them in args, or leave args out")
-    rows = farzi.forms.rows_of_start(farzi.tensors, of_trainer["args"].seed)
-    start.set_into(model, farzi.forms.labels.model, rows)
+    optimizer = farzi.optimizer_cls_and_kwargs
+    given = settings.get("learning_rate")
+    if optimizer is not None:
+        settings.pop("learning_rate", None)  # the optimizer has it
+    args = copy(of_trainer.pop("args", None)) or farzi.training_arguments(output_dir, **settings)
+    teacher = farzi.forms.labels.model
+    rows = farzi.forms.rows_of_start(farzi.tensors, args.seed)
+    set_names = start.set_into(model, teacher, rows)
+    own = (farzi.config.inner or {}).get("lr")
+    if own is not None:
+        rate = own * start.share_of_rate(teacher, model, set_names) if given is None else given
+        if optimizer is not None:
+            optimizer = (optimizer[0], {**optimizer[1], "lr": rate})
+        if args.learning_rate == own:  # another one is that of the `args` that were given
+            args.learning_rate = rate
     arguments = {
+        "args": args,
         "train_dataset": farzi.as_dataset(),
         "data_collator": farzi.collator(),
         "compute_loss_func": soft_cross_entropy,
-        "optimizer_cls_and_kwargs": farzi.optimizer_cls_and_kwargs,
+        "optimizer_cls_and_kwargs": optimizer,
         **of_trainer,
     }
     return Trainer(model=attach_soft_inputs(model), **arguments)

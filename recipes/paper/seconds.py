@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--student", help=f"one of {', '.join(STUDENTS)}; by default the recipe's")
     parser.add_argument("--inputs", help="by default those of the summary")
     parser.add_argument("--rows", type=int, help="of a step on the summary; by default its own")
-    parser.add_argument("--rate", type=float, help="of students; by default that of the summary")
+    parser.add_argument("--rate", type=float, help="of students; by default the summary's")
     parser.add_argument("--steps", type=int, nargs="+", default=[30, 100, 300])
     parser.add_argument("--random_steps", type=int, nargs="*", default=[100, 300])
     parser.add_argument("--seconds", type=float, nargs="+", default=[3, 10, 30, 100])
@@ -147,6 +147,7 @@ class Split:
         c = self.comparison
         inner = {**c.farzi.config.inner, **self.given, "steps": steps, "student_start": start}
         training = SyntheticTraining.of(inner, c.farzi.forms)
+        training = replace(training, lowers_rate="lr" not in self.given)
         students = replace(c, training=training, steps=steps)
         name = f"{c.farzi.config.inputs} ids, {START_NAMES[start]} start, T = {steps}"
         numbers = range(c.num_students)

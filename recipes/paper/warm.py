@@ -255,6 +255,8 @@ STUDENTS: dict[str, dict[str, Any]] = {
     "GPT-2 128": gpt2(128),
     "GPT-2 64, two layers": gpt2(64, 2),
     "GPT-2 96, two layers": gpt2(96, 2),
+    "GPT-2 96, three layers": gpt2(96, 3),
+    "GPT-2 96, four layers": gpt2(96, 4),
     "GPT-2 192, two layers": gpt2(192, 2),
     "Llama 32": llama(32),
     "Llama 64": llama(64),
@@ -546,6 +548,20 @@ def rotary_students() -> Iterator[Cell]:
             yield Cell(student, start, "written", 100, 10, rate)
 
 
+def rates_of_layers() -> Iterator[Cell]:
+    """Rates of students that begin with the teacher's layers: shares of the summary's rate."""
+    students = ("Llama 64", "GPT-2 128", "GPT-2 32", "Llama 32", "GPT-2 64, two layers")
+    rates = (0.015, 0.0075, 0.00375)
+    for (steps, rows), student in product(((100, 10), (100, 40), (30, 10)), students):
+        for rate in rates:
+            yield Cell(student, "warm", "written", steps, rows, rate)
+
+
+def narrower_and_deeper() -> Iterator[Cell]:
+    """A student that is narrower than its teacher and has more layers, of a large text."""
+    yield Cell("GPT-2 96, four layers", "warm", "written", 1750, 10, 0.003)
+
+
 RATES = ((40, 0.0075), (40, 0.015), (40, 0.03), (10, 0.0075), (10, 0.015))
 """Rows of a step and the rate."""
 
@@ -587,6 +603,8 @@ PARTS: dict[type, dict[str, list[Cell]]] = {
         "matched": list(matched_states()),
         "narrower": list(narrower_students()),
         "rotary": list(rotary_students()),
+        "rates_of_layers": list(rates_of_layers()),
+        "deeper": list(narrower_and_deeper()),
         "rates": list(rates()),
         "lengths": list(lengths()),
     },

@@ -357,6 +357,7 @@ def test_help_screens_are_those_of_the_commands(monkeypatch):
             "farzi show: .* is a file, not a summary; farzi distil DATA makes one",
         ),
         (["train", "no/such", "--steps", "0"], "--steps 0 trains nothing"),
+        (["train", "no/such", "--learning_rate", "nan"], "--learning_rate nan trains nothing"),
         (
             ["train", "no/such", "--data", "x"],
             "farzi train: --data 'x' is for --evaluate alone: give both, or neither",

@@ -167,7 +167,10 @@ def test_no_other_student_has_its_layers(teacher, student):
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
-@pytest.mark.parametrize("changes", [{"n_embd": 24}, {"n_embd": 32}, {"n_embd": 24, "n_head": 3}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"n_embd": 24}, {"n_embd": 32}, {"n_embd": 24, "n_head": 3}, {"n_embd": 24, "n_layer": 3}],
+)
 def test_a_wider_gpt2_computes_what_the_teacher_does(is_tied, changes):
     teacher = model_of("gpt2", tie_word_embeddings=is_tied)
     student = model_of("gpt2", tie_word_embeddings=False, n_inner=100, **changes)

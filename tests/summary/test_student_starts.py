@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tiny_models import ATTENTION, LENGTH, NEXT_ITEM, V, config_of, tiny_model, 
 from transformers import AutoModelForCausalLM, Trainer
 
 from farzi_hf.cli import main
+from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.distillation.inner_training import Students
 from farzi_hf.summary import FarziData, FarziDataConfig, attach_soft_inputs, soft_cross_entropy
@@ -159,6 +161,75 @@ def test_another_vocabulary_is_an_error():
         students.on_summary(0)
 
 
+# -- their learning rate ---------------------------------------------------------------------------
+
+SHARES_OF_RATE = [
+    ({}, 1.0),  # the teacher itself, whose layers are not set
+    ({"n_layer": 2}, 0.25),
+    ({"n_embd": 24, "tie_word_embeddings": False}, 0.25),
+    ({"n_embd": 8, "tie_word_embeddings": False}, 1.0),  # narrower
+    ({"n_embd": 24, "n_head": 1, "tie_word_embeddings": False}, 1.0),  # its layers do not fit
+]
+
+
+@pytest.mark.parametrize(("changes", "share"), SHARES_OF_RATE)
+def test_students_as_wide_as_the_teacher_with_its_layers_take_a_part_of_the_rate(changes, share):
+    students = students_of(carrier("teacher"), config_of("gpt2", **changes))
+    seed = derive(students.seed, Purpose.EVALUATION_STUDENT, 0)
+    training = replace(
+        students.training,
+        optimizer=replace(students.training.optimizer, lr=share * INNER_OF_TEACHER["lr"]),
+    )
+    with torch.no_grad():
+        by_hand = training(
+            students.learner,
+            students.farzi.tensors,
+            start=students.first_parameters(seed),
+            steps=3,
+            seed=seed,
+        )
+    found = students.on_summary(0)
+    assert all(torch.equal(found[name], by_hand[name]) for name in found)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "soap"])
+@pytest.mark.parametrize(("changes", "share"), SHARES_OF_RATE)
+def test_so_they_do_under_the_stock_trainer(changes, share, optimizer, tmp_path):
+    farzi = carrier("teacher")
+    farzi.config.inner |= {"optimizer": optimizer}
+    rates = {}
+    for given in ({}, {"learning_rate": 0.125}, {"start": STUDENT_STARTS["random"]}):
+        model = AutoModelForCausalLM.from_config(config_of("gpt2", **changes))
+        trainer = farzi.trainer(model, tmp_path, use_cpu=True, **given)
+        rates[(*given,)] = trainer.create_optimizer().param_groups[0]["lr"]
+    own = INNER_OF_TEACHER["lr"]
+    assert rates == {(): share * own, ("learning_rate",): 0.125, ("start",): own}
+
+
+def test_arguments_of_ones_own_keep_their_rate(tmp_path):
+    farzi = carrier("teacher")
+    args = farzi.training_arguments(tmp_path, use_cpu=True, learning_rate=0.125)
+    model = AutoModelForCausalLM.from_config(config_of("gpt2", n_layer=2))
+    trainer = farzi.trainer(model, args=args)
+    assert trainer.create_optimizer().param_groups[0]["lr"] == args.learning_rate == 0.125
+
+
+def test_a_training_can_have_the_whole_rate():
+    students = students_of(carrier("teacher"), config_of("gpt2", n_layer=2))
+    whole = replace(students.training, lowers_rate=False)
+    seed = derive(students.seed, Purpose.EVALUATION_STUDENT, 0)
+    with torch.no_grad():
+        by_hand = students.training(
+            students.learner,
+            students.farzi.tensors,
+            start=students.first_parameters(seed),
+            steps=3,
+            seed=seed,
+        )
+    found = replace(students, training=whole).on_summary(0)
+    assert all(torch.equal(found[name], by_hand[name]) for name in found)
+
+
 # -- the teacher itself ----------------------------------------------------------------------------
 
 
@@ -200,9 +271,9 @@ def test_the_card_begins_as_the_summary_says(tmp_path):
         assert f"\n{line}\n" in cards[name]
 
 
-def stock(farzi: FarziData, model, folder) -> torch.Tensor:
+def stock(farzi: FarziData, model, folder, **changes) -> torch.Tensor:
     """The head that the stock Trainer trains."""
-    args = farzi.training_arguments(folder, seed=0, use_cpu=True, disable_tqdm=True)
+    args = farzi.training_arguments(folder, seed=0, use_cpu=True, disable_tqdm=True, **changes)
     trainer = Trainer(
         model=attach_soft_inputs(model),
         train_dataset=farzi.as_dataset(),
@@ -236,7 +307,16 @@ def test_the_program_trains_from_the_start_that_it_is_told(tmp_path, capsys):
     config = AutoModelForCausalLM.from_pretrained(output).config
     model = AutoModelForCausalLM.from_config(config)
     loaded.start(model)
-    assert torch.equal(stock(loaded, model, tmp_path / "by_hand"), heads["teacher"])
+    rate = 0.25 * INNER_OF_TEACHER["lr"]  # because it begins with layers
+    by_hand = stock(loaded, model, tmp_path / "by_hand", learning_rate=rate)
+    assert torch.equal(by_hand, heads["teacher"])
+    whole = ["--learning_rate", str(INNER_OF_TEACHER["lr"]), "--output_dir", str(tmp_path / "at")]
+    main(["train", str(tmp_path / "summary"), "--learner", LLAMA, *whole])
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "at").lm_head.weight
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    loaded.start(model)
+    assert torch.equal(stock(loaded, model, tmp_path / "by_hand"), found)
 
 
 def test_the_program_refuses_a_warm_start_without_a_teacher(tmp_path):
