@@ -7,9 +7,9 @@ beside.
 
 The rows are those of what only counts, of the teacher that each summary carries, and of students of
 the summaries. A summary that stores its teacher exactly (`--storage exact --packing_steps 0`) has
-that of all data. Recall at k is the share of users whose target is among the first k: with one
-target for a user, other papers call it the hit rate. What was measured is kept in the folder of the
-card, and a later start does not repeat it.
+a row of all data in its place, and no students. Recall at k is the share of users whose target is
+among the first k: with one target for a user, other papers call it the hit rate. What was measured
+is kept in the folder of the card, and a later start does not repeat it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def rows_of(
     if with_counted:
         rows += [row_of(row.method, row) for row in measured("counted", c.counted)]
     rows += [row_of(of_teacher, row) for row in measured("teacher", lambda: [teacher(c)])]
-    if args.num_students:
+    if args.num_students and not is_exact:
         students = measured("students", lambda: [on_summary(c, of_students)])
         rows += [row_of(of_students, row) for row in students]
     return rows
