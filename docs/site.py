@@ -88,6 +88,16 @@ def on_page_markdown(markdown, page, config, files):
     )
 
 
+SHORT_CODE = re.compile(r"<code>([^<\n]{1,32})</code>")
+
+
+def on_page_content(html, page, config, files):
+    """Marks short code in a text, which is not broken between two lines: `--name` was, behind its
+    hyphens.
+    """
+    return SHORT_CODE.sub(r'<code class="short">\1</code>', html)
+
+
 def card_list() -> str:
     """Each folder of `model_cards/` with the first heading of its card or table."""
     lines = [

@@ -114,10 +114,11 @@ class Choice:
             low, high = interval(gains)
             gained = float(np.mean(gains))
             word = "better" if gained > 0 else "worse"
+            level = ", so they are level" if low <= 0 <= high else ""
             said.append(
                 f"The best way that needs no meta-gradient is '{first.method}'. On the test part"
                 f" '{other.method}' is {abs(gained):.3f} nats {word} than that (95 % interval of"
-                f" what it gains: {low:+.3f} to {high:+.3f})."
+                f" what it gains: {low:+.3f} to {high:+.3f}{level})."
             )
         larger = [each for each in self.tried if each.rows > self.keep]
         most = min(larger, key=lambda each: np.mean(each.dev), default=best)

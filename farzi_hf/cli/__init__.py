@@ -48,6 +48,7 @@ _COLUMN_OF_FRONT = 30
 """Where the texts of options begin: on screens of argparse, and in `front_door.txt` and
 `--help_all`.
 """
+_FIRST_OF_USAGE = "usage: "
 SCREENS = Path(__file__).with_name("help.json")
 
 _USAGE = """usage: farzi COMMAND …
@@ -63,13 +64,15 @@ commands:
 
 def wrapped(screen: str, indent: int = _COLUMN_OF_FRONT) -> str:
     """A help screen, whose lines are broken at the terminal's width; those of arguments go on in
-    column `indent`.
+    column `indent`, and the usage behind its first word.
     """
     how = {"width": max(2 * indent, get_terminal_size().columns), "break_on_hyphens": False}
-    lines = (
-        fill(line, subsequent_indent=" " * indent * line.startswith("  "), **how)
-        for line in screen.splitlines()
-    )
+    lines = []
+    for line in screen.splitlines():
+        column = indent if line.startswith("  ") else 0
+        if line.startswith(_FIRST_OF_USAGE):
+            column = len(_FIRST_OF_USAGE)
+        lines.append(fill(line, subsequent_indent=" " * column, **how))
     return "\n".join(lines)
 
 

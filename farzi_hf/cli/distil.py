@@ -155,7 +155,7 @@ class Distillation:
             number = self.args.world_size
             processes = "one process" if number == 1 else f"{number} processes"
             print(
-                f"{self.folder}: {start}, {processes} on {self.args.device.type}",
+                f"Results go to {self.folder}: {start}, {processes} on {self.args.device.type}",
                 flush=True,
             )
         return self.trainer
@@ -500,7 +500,7 @@ def report(
     save_csv(rows, output / "table.csv")
     for metric in task.compared:
         path = output / f"comparison_{metric.replace('@', '_')}.png"
-        plot_comparison(rows, path, metric, metric_label=f"Test {metric}")
+        plot_comparison(rows, path, metric, metric_label=f"Test {metric.upper()}")
     if not is_said:
         say(task, seeds, rows, [part.get("verdict") for part in done])
     print(f"Table and facts: {output / 'table.md'}")

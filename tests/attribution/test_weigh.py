@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -572,7 +573,10 @@ def test_the_verdict_names_a_cheap_way_that_is_as_good():
     found = Choice([cheap, dear], 2)
     assert found.best is cheap
     assert found.verdict.startswith("The rows are those of 'cheap'")
-    assert "'dear' is 0.050 nats worse than that (95 % interval of what it gains: " in found.verdict
+    said = "'dear' is 0.050 nats worse than that (95 % interval of what it gains: "
+    assert re.search(re.escape(said) + r"-0\.685 to \+0\.585, so they are level\)", found.verdict)
+    always = Chosen("dear", False, torch.ones(2), [1.1, 1.0], [1.1, 1.3], 9.0)
+    assert "-0.100 to -0.100)" in Choice([cheap, always], 2).verdict
     everything = Chosen("all rows", True, torch.ones(5), [0.5, 0.5], [0.6, 0.6], 0.0)
     mixture = Chosen("a mixture", True, torch.ones(5), [0.7, 0.7], [0.6, 0.6], 0.0)
     more = Choice([mixture, everything, cheap, dear], 2)
