@@ -16,6 +16,7 @@ import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,12 @@ def rows_of_all_splits(table: Path, metric: str) -> Found:
     ]
 
 
+def of_rows(figure: str, rows: Found, folder: Path) -> None:
+    """All rows of a table of the paper's questions."""
+    task = task_of(rows)
+    plot_comparison(rows, folder / figure, task.metric, metric_label=task.metric_label)
+
+
 def of_seconds(rows: Found, folder: Path) -> None:
     """The best counted model is the one with the best figure."""
     task = task_of(rows)
@@ -180,6 +187,10 @@ FIGURES: dict[str, tuple[str, Callable[[Found, Path], None]]] = {
     carried.TOKENS: ("table.json", of_carried),
     packing.FIGURE: ("table.json", of_packing),
     COMPARISON: ("README.md", of_summary),
+    **{
+        name: ("table.json", partial(of_rows, name))
+        for name in ("privacy.png", "inputs.png", "cross_architecture.png")
+    },
     seconds.FIGURE: ("table.json", of_seconds),
     sample_efficiency.FIGURE: ("table.json", of_sample_efficiency),
     trajectory_count.FIGURE: ("table.json", of_trajectories),

@@ -23,6 +23,8 @@ CARDS = Path(__file__).resolve().parents[2] / "model_cards"
         ("yelp_teacher_16", "plots/comparison.png"),
         ("ptb_10x50", "plots/comparison.png"),
         ("magazine_50x20", "comparison_hr_10.png"),
+        ("privacy_ptb", "privacy.png"),
+        ("inputs_magazine", "inputs.png"),
         ("yelp_seconds_fmlp", "seconds.png"),
         ("ptb_seconds_llama_64", "seconds.png"),
         ("sample_efficiency_ptb", "sample_efficiency.png"),
