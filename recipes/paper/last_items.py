@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,10 @@ def rows_of(
     rows = []
     if with_counted:
         rows += [row_of(row.method, row) for row in measured("counted", c.counted)]
-    rows += [row_of(of_teacher, row) for row in measured("teacher", lambda: [teacher(c)])]
+    [of_all] = measured("teacher", lambda: [teacher(c)])
+    if is_exact:  # one needs the data for it
+        of_all = replace(of_all, nbytes=c.nbytes(c.splits["train"]))
+    rows.append(row_of(of_teacher, of_all))
     if args.num_students and not is_exact:
         students = measured("students", lambda: [on_summary(c, of_students)])
         rows += [row_of(of_students, row) for row in students]
