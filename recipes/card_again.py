@@ -6,8 +6,8 @@ summary is not needed, and nothing is measured anew.
 A folder has a card, `README.md`, and the `recipe.yaml` beside it. All figures, the verdict and the
 rows that a card prints stay as they are; words, code and order are those of today. What a card
 computes, such as the seconds that a training saves, it computes of figures as they are rounded
-there. A card that prints no rows loses the figure of one. A card of today stays as it is, byte for
-byte.
+there. A remark below the title, a quotation, stays. A card that prints no rows loses the figure of
+one. A card of today stays as it is, byte for byte.
 """
 
 from __future__ import annotations
@@ -124,14 +124,18 @@ class CardText:
         self.header = DatasetCard(text).data
 
     def again(self) -> str:
-        """The card by the template of today."""
-        return render_card(
+        """The card by the template of today, with the remark of the old one."""
+        card = render_card(
             self.contents,
             self.metrics,
             self.recipe,
             [plot for plot in self.plots if self.shows_rows or Path(plot).name != FIGURE_OF_ROWS],
             excerpt=self.excerpt,
         )
+        if not self.remark:
+            return card
+        title = re.search(r"^# .*\n", card, flags=re.M)[0]
+        return card.replace(title, f"{title}\n{self.remark}\n", 1)
 
     # -- parts of the text -------------------------------------------------------------------------
 
@@ -213,6 +217,12 @@ class CardText:
             return ""
         lines = re.findall(r"^- .*$", self.head, flags=re.M)
         return html.unescape("\n".join([answer[1], *lines]))
+
+    @cached_property
+    def remark(self) -> str:
+        """A quotation below the title, which somebody has written by hand; "" without one."""
+        quoted = re.search(r"^> .*(?:\n>.*)*", self.head, flags=re.M)
+        return quoted[0] if quoted else ""
 
     @cached_property
     def plots(self) -> list[str]:

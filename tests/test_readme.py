@@ -3,6 +3,7 @@ commands and links exist.
 """
 
 import csv
+import json
 import os
 import re
 import shlex
@@ -223,4 +224,14 @@ def test_code_fits_beside_the_text_of_a_page():
         for line in block.splitlines()
         if len(line) > WIDTH
     ]
+    notebooks = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+    too_wide += [
+        f"{notebook.name}: {line}"
+        for notebook in notebooks
+        for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+        if cell["cell_type"] == "code"
+        for line in "".join(cell["source"]).splitlines()
+        if len(line) > WIDTH
+    ]
+    assert notebooks
     assert not too_wide

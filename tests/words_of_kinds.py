@@ -54,8 +54,8 @@ def check_words(example: Example, folder: Path) -> None:
     table = card.split("<summary>All facts and figures</summary>")[1].split("\n\n")[1]
     facts = dict(re.findall(r"^\| ([^|]+?) \| ([^|]*?) \|$", table, flags=re.M))
     _check_beginnings({x: y for x, y in facts.items() if x not in {"---", *_OF_ALL}}, example.facts)
-    loaded = re.findall(r"^(\w+) = load_dataset\(.*\)  # (.*)$", card, flags=re.M)
-    assert dict(loaded) == example.comments
+    loaded = re.findall(r"^# (.*)\n(\w+) = load_dataset\(", card, flags=re.M)
+    assert {name: comment for comment, name in loaded} == example.comments
     assert tuple(re.findall(r"^farzi (\w.*)$", card, flags=re.M)) == example.commands
     assert ("PyTorch alone" in card) == example.has_torch_code
     inputs = farzi.forms.inputs.words(farzi.vocabulary)

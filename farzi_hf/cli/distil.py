@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any
 
 from farzi_hf.cli.arguments import example_configs, parse_arguments
@@ -26,6 +27,7 @@ from farzi_hf.cli.run_folder import (
     stored,
     write_recipe,
 )
+from farzi_hf.common.text import for_reader
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.rows import check_rows, run_check
 from farzi_hf.distillation.run import locked
@@ -35,7 +37,7 @@ from farzi_hf.report.full_data import FULL, LONG, SAME_SECONDS
 from farzi_hf.report.plots import plot_comparison, plot_distillation, plot_tokens
 from farzi_hf.report.rendering import cost, distillation_seconds, environment, provenance, ratios
 from farzi_hf.report.rows import carrier_of, on_summary, under_stock_trainer
-from farzi_hf.report.tables import listed, markdown, save_csv, save_text
+from farzi_hf.report.tables import fitted, listed, markdown, save_csv, save_text
 from farzi_hf.report.trials import CountingWins, Suggestion
 from farzi_hf.report.verdict import Verdict, first_rows
 from farzi_hf.summary import FarziData
@@ -155,7 +157,7 @@ class Distillation:
             number = self.args.world_size
             processes = "one process" if number == 1 else f"{number} processes"
             print(
-                f"{self.folder}: {start}, {processes} on {self.args.device.type}",
+                f"Results go to {self.folder}: {start}, {processes} on {self.args.device.type}",
                 flush=True,
             )
         return self.trainer
@@ -464,11 +466,14 @@ def say(
         verdicts: of each seed; None where there is none.
     """
     # The facts are for those who look them up; a reader of the terminal waits for the verdict.
-    print(f"\n{markdown([task.readable(row) for row in rows])}\n")
+    shown = [task.readable(row) for row in rows]
+    is_terminal = sys.stdout.isatty()
+    table = fitted(shown, get_terminal_size().columns) if is_terminal else markdown(shown)
+    print(f"\n{table}\n")
     for seed, verdict in zip(seeds, verdicts, strict=True):
         if verdict is not None:
             of_split = f", split {seed}" if len(seeds) > 1 else ""
-            print(f"Verdict{of_split}: {verdict}\n", flush=True)
+            print(for_reader(f"Verdict{of_split}: {verdict}", sys.stdout) + "\n", flush=True)
 
 
 def report(
@@ -500,7 +505,7 @@ def report(
     save_csv(rows, output / "table.csv")
     for metric in task.compared:
         path = output / f"comparison_{metric.replace('@', '_')}.png"
-        plot_comparison(rows, path, metric, metric_label=f"Test {metric}")
+        plot_comparison(rows, path, metric, metric_label=f"Test {metric.upper()}")
     if not is_said:
         say(task, seeds, rows, [part.get("verdict") for part in done])
     print(f"Table and facts: {output / 'table.md'}")

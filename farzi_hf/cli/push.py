@@ -13,8 +13,8 @@ from farzi_hf.summary import FarziData
 from farzi_hf.summary.store.hub import files_to_upload
 
 _OF_MEMORY = (
-    "Everybody who can read the repository can look for them: publish it if they may, or else give"
-    " --private, or train a teacher for fewer steps."
+    "Everybody who can read the repository can look for them. Publish it only if those rows may be"
+    " known; otherwise give --private, or train a teacher for fewer steps."
 )
 
 

@@ -132,7 +132,7 @@ def results(rows: Sequence[Mapping[str, Any]], width: int) -> str:
     columns = [name for name in rows[0] if not name.endswith(("_std", "_interval", "seconds"))]
     shown = [
         {
-            terminal_text(name, _CELL): terminal_text(cell(row.get(name)), _CELL)
+            terminal_text(name.replace("_", " "), _CELL): terminal_text(cell(row.get(name)), _CELL)
             for name in columns[:_COLUMNS]
         }
         for row in rows[:_ROWS]

@@ -11,7 +11,9 @@ import re
 from collections.abc import Mapping
 from itertools import chain, count
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, ClassVar
+from shutil import get_terminal_size
+from textwrap import fill
+from typing import Any, ClassVar, TextIO
 from urllib.parse import quote
 
 import numpy as np
@@ -219,6 +221,17 @@ def terminal_lines(text: str, most: int = 20_000) -> str:
     """As `terminal_text`, with line breaks and tabs."""
     shown = (c if c.isprintable() or c in "\n\t" else _escape(c) for c in text)
     return _shortened("".join(shown), most)
+
+
+def for_reader(text: str, stream: TextIO) -> str:
+    """`text` as it goes to a stream: on a terminal long lines are broken between words, and go on
+    indented; in a file they stay whole.
+    """
+    if not stream.isatty():
+        return text
+    width = get_terminal_size().columns
+    how = {"subsequent_indent": "    ", "break_long_words": False, "break_on_hyphens": False}
+    return "\n".join(fill(line, width, **how) for line in text.splitlines())
 
 
 def _escape(character: str) -> str:

@@ -453,7 +453,8 @@ class SearchTrials:
         steps = settings["inner_steps"]
         rows = f"{settings['synthetic_batch_size']} {settings['inputs']} rows"
         rate = settings["inner_learning_rate"]
-        return self.trial(f"student, {steps} steps of {rows}, learning rate {rate}", make)
+        name = f"student, {steps:,} steps of {rows}, learning rate {rate}"
+        return self.trial(name, make, key=f"student, {steps} steps of {rows}, learning rate {rate}")
 
     def _apart(self, difference: float) -> str:
         """How much one loss is above another, in words."""
@@ -461,7 +462,9 @@ class SearchTrials:
         return f"{direction} by {abs(difference):.3f} {self.task.unit_of_loss}"
 
     def seconds_of_row(self, packed: Trial, inputs: str) -> float:
-        """Seconds that it takes to make a row of these inputs."""
+        """Seconds that it takes to make a row of these inputs. Trials count with it; no line says
+        it.
+        """
 
         def make() -> dict[str, Any]:
             farzi = FarziData.from_pretrained(self.folder / packed.found["folder"])
@@ -472,7 +475,7 @@ class SearchTrials:
             return {"figure": f"{1000 * each:.1f} ms", "found": {"seconds": each}}
 
         key = f"a row of {inputs} inputs, {packed.found['folder']}"
-        return self.trial(f"a row of {inputs} inputs", make, key).found["seconds"]
+        return self.trial(f"a row of {inputs} inputs", make, key, quiet=True).found["seconds"]
 
 
 def _is_cut(trained: Trained, steps: int) -> bool:

@@ -42,7 +42,7 @@ import torch
 from datasets import Dataset, DatasetDict
 
 from farzi_hf.common.files import exclusive
-from farzi_hf.common.text import as_written, count_of, json_text
+from farzi_hf.common.text import as_written, count_of, for_reader, json_text
 from farzi_hf.data import flatten_sequences, random_sequences
 from farzi_hf.data.coding import stored_bytes
 from farzi_hf.data.streams import described
@@ -135,7 +135,7 @@ def _by_number(seconds: Mapping[str, float]) -> dict[int, float]:
 
 def to_stderr(line: str) -> None:
     """Shows a line to the reader at once, beside what goes to stdout."""
-    print(line, file=sys.stderr, flush=True)
+    print(for_reader(line, sys.stderr), file=sys.stderr, flush=True)
 
 
 def suggest(
@@ -643,7 +643,7 @@ class Search:
         """
         learner = teacher.found["learner"]
         tried: list[Trial] = []
-        left_out: list[str] = []
+        left_out: dict[str, list[str]] = {}
         for student in _STUDENTS:
             settings = self._of_student(student, learner, packed.found["storage"])
             if settings["inputs"] is None:
@@ -656,13 +656,16 @@ class Search:
             if not tried and not has_time:
                 return self._not_tried(settings)
             if not has_time:
-                left_out.append(f"{settings['inner_steps']:,} steps of {settings['inputs']} rows")
+                left_out.setdefault(settings["inputs"], []).append(f"{settings['inner_steps']:,}")
                 continue  # rows that are drawn may take less than those that are written
             tried.append(self.trials.student(learner, packed, settings))
             if tried[-1].error <= packed.error + (_CLOSE_RANKS if self.task.ranked else _CLOSE):
                 break
         if left_out:
-            self.show(f"no time is left for students of {', '.join(left_out)}")
+            parts = [
+                f"{' or '.join(steps)} steps of {rows} rows" for rows, steps in left_out.items()
+            ]
+            self.show(f"no time is left for students of {'; of '.join(parts)}")
         in_time = [trial for trial in tried if self._can_be_compared(trial)]
         in_time = in_time or [min(tried, key=lambda trial: trial.training_seconds)]
         best = min(trial.error for trial in in_time)

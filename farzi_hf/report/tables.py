@@ -37,8 +37,8 @@ _NARROW = 12
 
 def fitted(rows: Sequence[Mapping[str, str]], width: int, texts: Sequence[str] = ()) -> str:
     """The table of `markdown`, for a terminal of so many columns: where it would be wider, heads
-    and texts go on in lines below, broken after a comma if there is one. Numbers are never broken,
-    so many columns of them may still be wider.
+    and texts go on in lines below, broken after a comma if there is one. Numbers are never broken:
+    where many columns of them have no room at all, nothing is broken.
 
     Args:
         rows, texts: see `markdown`.
@@ -58,6 +58,8 @@ def fitted(rows: Sequence[Mapping[str, str]], width: int, texts: Sequence[str] =
             if not wide:
                 break
             widths[max(wide, key=widths.__getitem__)] -= 1
+    if sum(widths) + 3 * len(widths) + 1 > width:
+        return markdown(rows, texts)
     rule = "".join(map(_rule, widths, is_left)) + "|"
     lines = [_lines(cells, widths, is_left) for cells in (head, *body)]
     return "\n".join([*lines[0], rule, *(line for row in lines[1:] for line in row)])

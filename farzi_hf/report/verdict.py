@@ -343,7 +343,8 @@ def _instead(c: Comparison, full: Measured, alternatives: Alternatives) -> str:
             f"{strongest.advice} ({figure(strongest.row)}); for better quality, train on the data"
             f" ({on_all_data})"
         )
-    return f"{strongest.advice} ({figure(strongest.row)}; {on_all_data})"
+    sooner = f"{figure(strongest.row)} after {_seconds(strongest.row.seconds)}"
+    return f"{strongest.advice} ({sooner}; {on_all_data})"
 
 
 def _by(task: Task) -> str:
@@ -357,6 +358,8 @@ def _percent(share: float, edges: Sequence[float], of: str) -> str:
 
 
 def _seconds(seconds: float) -> str:
+    if seconds < 0.05:
+        return "less than 0.1 s"
     if seconds < 10:
         return f"{seconds:.1f} s"
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"

@@ -564,6 +564,9 @@ class FarziData(nn.Module):
         width, in place: input embedding, head, learnt positions; also its layers, where a GPT-2 is
         the teacher of a GPT-2 of another width or of a Llama. See `farzi_hf.summary.start`.
 
+        A model that has such layers and is at least as wide as the teacher wants a quarter of the
+        summary's learning rate: `trainer` gives it that.
+
         Args:
             model: a new causal model over the vocabulary of the summary, or a recommender over its
                 items.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,18 @@ def test_committed_cards_are_by_todays_template(folder, tmp_path):
     assert (again / "README.md").read_text("utf-8") == (folder / "README.md").read_text("utf-8")
     names = [sorted(each.name for each in place.rglob("*")) for place in (again, folder)]
     assert names[0] == names[1]
+
+
+def test_code_of_committed_cards_fits_beside_their_text():
+    blocks = [
+        block
+        for folder in CARDS
+        for block in re.findall(
+            r"^```python\n(.*?)^```", (folder / "README.md").read_text("utf-8"), re.M | re.S
+        )
+    ]
+    assert len(blocks) >= 2 * len(CARDS)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 88] == []
 
 
 # -- summaries of each kind of inputs and labels ---------------------------------------------------
@@ -124,6 +137,8 @@ def test_a_card_of_today_stays_as_it_is(kind, tmp_path):
 def test_words_code_and_header_of_an_older_card_are_written_anew(tmp_path, capsys):
     folder = saved("drawn", tmp_path)
     card = (folder / "README.md").read_text("utf-8")
+    title = re.search(r"^# .*\n", card, re.M)[0]
+    card = card.replace(title, f"{title}\n> **A remark** of somebody,\n> in two lines.\n")
     older = card.replace("has the biases", "keeps the biases")
     older = older.replace('farzi.trainer(model, "student")', "Trainer(model=model)")
     older = older.replace("Held out: official.", "")

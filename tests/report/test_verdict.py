@@ -172,9 +172,19 @@ def test_all_data_are_named_where_they_are_better_than_counting():
     assert expected in str(Verdict.of(COMPARISON, rows))
     same_seconds = measured(SAME_SECONDS, 60.0, 10**4, 10.0)
     expected = (
-        "what to do instead: train on the data (perplexity 61.6; perplexity 51.3 after 100 s)"
+        "what to do instead: train on the data (perplexity 61.6 after 10 s; perplexity 51.3 after"
+        " 100 s)"
     )
     assert expected in str(Verdict.of(COMPARISON, [*rows[:2], same_seconds]))
+
+
+def test_seconds_are_never_none():
+    rows = [measured("Farzi", 90.0, 1000, 10.0), measured(LONG, 50.0, 10**4, 100.0)]
+    counted = Measured("unigram", rows[1].students, 10**4, seconds=0.004)
+    said = str(Verdict.of(COMPARISON, [*rows, counted]))
+    assert "takes less than 0.1 s" in said
+    assert "after less than 0.1 s of counting" in said
+    assert " 0.0 s" not in said
 
 
 @pytest.mark.parametrize("method", [FULL, SAME_SECONDS])

@@ -177,8 +177,8 @@ class OwnLabels(StoredLabels):
             f'Y = torch.tensor(labels[:]["labels"])  # ({count}, {length}, {config.label_dim})\n'
             'E = torch.tensor(label_decoder[:]["decoder"]).T'
             f"  # ({config.label_dim}, {size})\n"
-            "targets = torch.softmax(Y[:1] @ E, -1)"
-            f"  # what to predict after each position: (1, {length}, {size})\n"
+            f"# what to predict after each position: (1, {length}, {size})\n"
+            "targets = torch.softmax(Y[:1] @ E, -1)\n"
         )
 
     def commands(self, repo: str) -> list[str]:

@@ -142,8 +142,8 @@ class SoftInputs(StoredInputs):
         return (
             f'Z = torch.tensor(latents[:]["latents"])  # ({count}, {length}, {config.latent_dim})\n'
             f'D = torch.tensor(decoder[:]["decoder"]).T  # ({config.latent_dim}, {size})\n'
-            f"probabilities = torch.softmax(Z[:1] @ D / {config.tau}, -1)"
-            f"  # of the first sequence: (1, {length}, {size})\n"
+            f"# of the first sequence: (1, {length}, {size})\n"
+            f"probabilities = torch.softmax(Z[:1] @ D / {config.tau}, -1)\n"
         )
 
     def words(self, vocabulary: Vocabulary) -> InputWords:

@@ -567,7 +567,8 @@ def test_rows_of_text_are_decoded_shown_saved_and_loaded(weighed, tmp_path, caps
     assert rows.to_pydict() == {"text": list(TEXTS), "weight": [0.5, 0.0, 2.0]}
     assert not (tmp_path / "summary" / "viewer.html").exists()
     card = (tmp_path / "summary" / "README.md").read_text(encoding="utf-8")
-    assert 'rows = load_dataset("path/to/this/folder", split="train")  # a text, and its w' in card
+    code = 'rows = load_dataset("path/to/this/folder", split="train")'
+    assert f"# a text, and its weight\n{code}\n" in card
     assert "Multiply the loss of a row." in card
     assert "A cat sat | there." in card
     assert "| 0 | The cat. | 0.5 |" in card
