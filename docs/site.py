@@ -57,6 +57,8 @@ def on_page_markdown(markdown, page, config, files):
     site has no such page.
     """
     page.meta["search"] = SEARCH.get(page.file.src_uri.partition("/")[0], {})
+    if page.file.src_uri in CARDS:
+        markdown = titled(markdown, CARDS[page.file.src_uri])
     here = PAGES.get(page.file.src_uri) or (
         page.file.src_uri if page.file.src_uri in CARDS else f"docs/{page.file.src_uri}"
     )
@@ -96,6 +98,18 @@ def on_page_content(html, page, config, files):
     hyphens.
     """
     return SHORT_CODE.sub(r'<code class="short">\1</code>', html)
+
+
+def titled(markdown: str, path: Path) -> str:
+    """The page with a heading, which its tab in the browser shows too. A table has none: it gets
+    that of the card beside it, or the name of its folder.
+    """
+    if re.search(r"^#+ ", markdown, re.M):
+        return markdown
+    card = path.parent / "README.md"
+    heading = card.is_file() and re.search(r"^# (.*)$", card.read_text(encoding="utf-8"), re.M)
+    title = heading[1] if heading else path.parent.name.replace("_", " ")
+    return f"# {title}: the table\n\n{markdown}"
 
 
 def card_list() -> str:

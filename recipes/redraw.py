@@ -4,16 +4,19 @@ measured anew.
     python recipes/redraw.py model_cards/size model_cards/gcide_carried_128
 
 A folder says by its files which recipe made it. Folders that no recipe of this list has made are an
-error. Of the card of a summary the first figure is drawn, as exactly as its table is rounded.
+error. Of the card of a summary the first figure is drawn, as exactly as its table is rounded, and
+those of single metrics.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +103,34 @@ def title_of(folder: Path) -> str:
 
 
 def of_summary(rows: Found, folder: Path) -> None:
-    """The first figure of the card of a summary."""
+    """The first figure of the card of a summary, and those of single metrics over all splits."""
     task = task_of(rows)
     plot_comparison(rows, folder / COMPARISON, task.metric, metric_label=task.metric_label)
+    for path in sorted(folder.glob("comparison_*.png")):
+        metric = path.stem.removeprefix("comparison_").replace("_", "@")
+        found = rows_of_all_splits(folder / "table.csv", metric)
+        plot_comparison(found, path, metric, metric_label=f"Test {metric.upper()}")
+
+
+def rows_of_all_splits(table: Path, metric: str) -> Found:
+    """The rows of a table of CSV that have a metric, with its interval."""
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row[metric]]
+    interval = f"{metric}_interval"
+    return [
+        {
+            "method": row["method"],
+            metric: float(row[metric]),
+            interval: json.loads(row[interval]) if row[interval] else None,
+        }
+        for row in rows
+    ]
+
+
+def of_rows(figure: str, rows: Found, folder: Path) -> None:
+    """All rows of a table of the paper's questions."""
+    task = task_of(rows)
+    plot_comparison(rows, folder / figure, task.metric, metric_label=task.metric_label)
 
 
 def of_seconds(rows: Found, folder: Path) -> None:
@@ -159,6 +187,10 @@ FIGURES: dict[str, tuple[str, Callable[[Found, Path], None]]] = {
     carried.TOKENS: ("table.json", of_carried),
     packing.FIGURE: ("table.json", of_packing),
     COMPARISON: ("README.md", of_summary),
+    **{
+        name: ("table.json", partial(of_rows, name))
+        for name in ("privacy.png", "inputs.png", "cross_architecture.png")
+    },
     seconds.FIGURE: ("table.json", of_seconds),
     sample_efficiency.FIGURE: ("table.json", of_sample_efficiency),
     trajectory_count.FIGURE: ("table.json", of_trajectories),

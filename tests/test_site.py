@@ -94,13 +94,28 @@ def test_a_notebook_runs(path, tmp_path):
     ).execute()
 
 
-def test_short_code_of_a_text_is_not_broken(monkeypatch):
-    """Browsers break --name behind its hyphens; long commands have to be broken somewhere."""
+@pytest.fixture
+def hook(monkeypatch):
+    """What makes pages of files outside docs/."""
     pytest.importorskip("mkdocs", reason="the site needs the extra docs: pip install -e .[docs]")
     monkeypatch.setattr(sys, "path", [*sys.path])
     spec = importlib.util.spec_from_file_location("hook", ROOT / "docs" / "site.py")
     hook = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hook)
+    return hook
+
+
+def test_short_code_of_a_text_is_not_broken(hook):
+    """Browsers break --name behind its hyphens; long commands have to be broken somewhere."""
     html = "<p><code>--revision</code> <code>farzi distil orders.csv --minutes 10</code></p>"
     marked = hook.on_page_content(html, page=None, config=None, files=None)
     assert marked == html.replace("<code>--rev", '<code class="short">--rev')
+
+
+def test_a_table_has_the_title_of_its_card(hook, tmp_path):
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# A teacher\n", encoding="utf-8")
+    table = tmp_path / "table.md"
+    assert hook.titled("| a |", table) == "# A teacher: the table\n\n| a |"
+    assert hook.titled("# Its own\n\n| a |", table) == "# Its own\n\n| a |"
+    (tmp_path / "README.md").unlink()
+    assert hook.titled("| a |", table).startswith(f"# {tmp_path.name.replace('_', ' ')}: the table")

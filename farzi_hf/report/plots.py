@@ -35,6 +35,7 @@ REAL = "#d55e00"
 SOME_REAL = "#e69f00"
 TEACHER = "#009e73"
 COUNTED = "#6b7680"
+PAPER = "#000000"
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,9 @@ KINDS = (
             "item bigram",
             "rules of sequences",
             "counted",
-            "the paper",
         ),
     ),
+    Kind(PAPER, "the paper", ("the paper",)),
 )
 """In the order of the legend. A row that belongs to no other is of a summary."""
 

@@ -17,6 +17,7 @@ pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 
 from farzi_hf.report.plots import (
+    PAPER,
     REAL,
     SOME_REAL,
     SUMMARY,
@@ -181,6 +182,8 @@ def test_no_global_state_is_touched(tmp_path, monkeypatch):
         ("10 % of the rows, stopped early", SOME_REAL),
         ("100 % of the rows, teacher's labels", SOME_REAL),
         ("5-gram and teacher, mixed", TEACHER),
+        ("the packed teacher itself", TEACHER),
+        ("the paper, full data", PAPER),
     ],
 )
 def test_a_row_has_the_colour_of_what_it_was_trained_on(method, color):
