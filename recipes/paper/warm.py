@@ -557,6 +557,14 @@ def rates_of_layers() -> Iterator[Cell]:
             yield Cell(student, "warm", "written", steps, rows, rate)
 
 
+def wider_and_deeper() -> Iterator[Cell]:
+    """Students that do just what their teacher does before their first step, at the rate that they
+    take where nobody gives them one.
+    """
+    for student, steps in product(("GPT-2 128", "GPT-2 64, two layers"), (10, 100)):
+        yield Cell(student, "warm", "written", steps, 10, 0.00375)
+
+
 def narrower_and_deeper() -> Iterator[Cell]:
     """A student that is narrower than its teacher and has more layers, of a large text."""
     yield Cell("GPT-2 96, four layers", "warm", "written", 1750, 10, 0.003)
@@ -604,6 +612,7 @@ PARTS: dict[type, dict[str, list[Cell]]] = {
         "narrower": list(narrower_students()),
         "rotary": list(rotary_students()),
         "rates_of_layers": list(rates_of_layers()),
+        "exact": list(wider_and_deeper()),
         "deeper": list(narrower_and_deeper()),
         "rates": list(rates()),
         "lengths": list(lengths()),
