@@ -183,6 +183,7 @@ def mixtures(
     problem = SelectionProblem(trainings, target, len(sources), learning, folder)
     own = OwnSources(groups, names)
     ways = [AllRows(), *mixtures_of(groups, args.outer_steps), own]
+    ways = [each for each in ways if not args.only or each.name in args.only]
     is_own = own.are_own[groups.members]
     rows = []
 
@@ -235,6 +236,7 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--epsilon", type=float, default=1e-2)
     parser.add_argument("--outer_steps", type=int, default=4)
     parser.add_argument("--trainings", type=int, default=3)
+    parser.add_argument("--only", nargs="*", default=[], help="names of ways; all by default")
     return parser.parse_args(argv)
 
 

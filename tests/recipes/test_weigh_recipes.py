@@ -130,14 +130,13 @@ def data_dir(tmp_path_factory) -> Path:
 
 
 def test_sources_by_targets_and_their_mixtures(data_dir, tmp_path, capsys):
-    mixture.main(
-        [
-            *("--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out")),
-            *("--targets", "gsm8k", "cosmos", "--rows", "50", "--steps", "4", "--width", "8"),
-            *("--batch_size", "4", "--vocab_size", "300", "--outer_steps", "1"),
-            *("--trainings", "2"),
-        ]
-    )
+    command = [
+        *("--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out")),
+        *("--targets", "gsm8k", "cosmos", "--rows", "50", "--steps", "4", "--width", "8"),
+        *("--batch_size", "4", "--vocab_size", "300", "--outer_steps", "1"),
+        *("--trainings", "2"),
+    ]
+    mixture.main(command)
     printed = capsys.readouterr().out
     assert "| trec" in printed
     rows = json.loads((tmp_path / "out" / "cosmos.json").read_text())
@@ -147,6 +146,9 @@ def test_sources_by_targets_and_their_mixtures(data_dir, tmp_path, capsys):
     assert {"mixture, 1 outer steps", "mixture, 1 outer steps, from the best shares"} < of.keys()
     assert len(rows) == 9
     assert (tmp_path / "out" / "matrix" / "groups.png").exists()
+    mixture.main([*command, "--only", "equal shares of groups"])
+    (again,) = json.loads((tmp_path / "out" / "cosmos.json").read_text())
+    assert again == of["equal shares of groups"]
 
 
 # -- instructions ----------------------------------------------------------------------------------
