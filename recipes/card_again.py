@@ -22,11 +22,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub import DatasetCard
 
 from farzi_hf.cli.program import ends_in_one_line, run
-from farzi_hf.common.text import Markdown
+from farzi_hf.common.text import Markdown, parse_mapping
 from farzi_hf.data.vocabulary import ItemVocabulary, TokenVocabulary, Vocabulary
 from farzi_hf.report.provenance import PROVENANCES
 from farzi_hf.report.tables import save_text
@@ -75,7 +74,7 @@ def write(folder: Path) -> None:
                 f"{folder} has no {name}; name a folder with the card and the recipe of a summary"
             )
     text = (folder / CARD).read_text(encoding="utf-8")
-    recipe = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
+    recipe = parse_mapping((folder / RECIPE).read_bytes(), folder / RECIPE, "YAML")
     card = CardText(str(folder), text, recipe)
     save_text(card.again(), folder / CARD)
     if not card.shows_rows:

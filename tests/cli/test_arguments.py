@@ -29,7 +29,7 @@ def parse(*argv: str) -> tuple[RunSettings, FarziConfig]:
 def test_a_config_gives_every_field_its_value_and_a_model(path):
     settings, args = parse("--config", str(path))
     assert args.output_dir == f"outputs/{path.stem}"
-    assert settings.learner["model_type"] in ("gpt2", "sasrec")
+    assert settings.learner["model_type"] in ("gpt2", "sasrec", "fmlp")
     in_file = yaml.safe_load(path.read_text(encoding="utf-8"))
     parsed = {**vars(settings), **vars(args)}
     assert {

@@ -21,6 +21,7 @@ CARDS = sorted(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", CARDS, ids=lambda folder: folder.name)
 def test_committed_cards_are_by_todays_template(folder, tmp_path):
     again = Path(shutil.copytree(folder, tmp_path / folder.name))
