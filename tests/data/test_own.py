@@ -128,6 +128,7 @@ def test_text_in_utf_16(tmp_path, name):
     assert sorted(everything(load_text(path))) == sorted(f"é {text}" for text in SENTENCES)
 
 
+@pytest.mark.slow
 def test_cells_of_any_length_keep_their_columns(tmp_path):
     """Also where the header's first rows are megabytes, or a row ends early."""
     with (tmp_path / "long.csv").open("w", newline="") as file:

@@ -190,7 +190,13 @@ def check(folders: Folders, place: Path, state: str, go_on: GoesOn, number: int)
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize(("state", "go_on"), FLIPS)
+@pytest.mark.parametrize(
+    ("state", "go_on"),
+    [
+        pytest.param("interrupted", distil, marks=pytest.mark.slow),
+        *(flip for flip in FLIPS if flip != ("interrupted", distil)),
+    ],
+)
 def test_a_bit_that_flips_changes_no_result(folders, tmp_path, state, go_on):
     for number in range(FEW):
         check(folders, tmp_path, state, go_on, number)

@@ -106,7 +106,10 @@ def test_what_no_recipe_wrote_is_refused_before_any_work(tmp_path, script, name,
     assert sorted((tmp_path / "out").rglob("*")) == before
 
 
-@pytest.mark.parametrize("script", [ptb, finetune, objectives, sample_efficiency])
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(ptb, marks=pytest.mark.slow), finetune, objectives, sample_efficiency],
+)
 def test_results_of_other_settings_or_another_recipe_stay(
     finished_text, tmp_path, small_data, script, monkeypatch
 ):
