@@ -4,6 +4,7 @@ line instead of a traceback.
 
 import ctypes
 import errno
+import gc
 import os
 import platform
 import re
@@ -118,6 +119,8 @@ def leave_process_group() -> None:
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
+        # Models that were wrapped for several processes refer to the group, and to themselves.
+        gc.collect()
 
 
 def run(main: Callable[[], None], name: str | None = None) -> None:

@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors import SafetensorError
@@ -203,11 +204,24 @@ def test_a_wrong_option_is_named_in_one_line(typed, line, capsys, tmp_path, monk
 
 
 def test_a_program_leaves_its_process_group(tmp_path):
-    """Otherwise threads of gloo outlive Python, and now and then abort a process that is done."""
+    """Otherwise threads of gloo outlive Python, and now and then abort a process that is done. A
+    model that was wrapped for several processes refers to the group, and to itself.
+    """
 
     def main():
         file = f"file://{tmp_path / 'rendezvous'}"
         distributed.init_process_group("gloo", init_method=file, rank=0, world_size=1)
+        wrapped = SimpleNamespace(group=distributed.group.WORLD)
+        wrapped.itself = wrapped
+        assert threads_of_gloo() > before
 
+    before = threads_of_gloo()
     run(main, "farzi")
     assert not distributed.is_initialized()
+    assert threads_of_gloo() == before
+
+
+def threads_of_gloo() -> int:
+    """Of this process; Python does not list them."""
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    return sum("gloo" in name for name in names)
