@@ -104,12 +104,18 @@ def titled(markdown: str, path: Path) -> str:
     """The page with a heading, which its tab in the browser shows too. A table has none: it gets
     that of the card beside it, or the name of its folder.
     """
-    if re.search(r"^#+ ", markdown, re.M):
+    if heading_of(markdown):
         return markdown
     card = path.parent / "README.md"
-    heading = card.is_file() and re.search(r"^# (.*)$", card.read_text(encoding="utf-8"), re.M)
-    title = heading[1] if heading else path.parent.name.replace("_", " ")
+    heading = heading_of(card.read_text(encoding="utf-8")) if card.is_file() else None
+    title = heading or path.parent.name.replace("_", " ")
     return f"# {title}: the table\n\n{markdown}"
+
+
+def heading_of(markdown: str) -> str | None:
+    """The first heading of a page; None without one."""
+    heading = re.search(r"^#+ (.*)$", markdown, re.M)
+    return heading[1] if heading else None
 
 
 def card_list() -> str:
@@ -122,10 +128,10 @@ def card_list() -> str:
     ]
     for uri, path in CARDS.items():
         if path.suffix == ".md":
-            title = re.search(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
+            title = heading_of(path.read_text(encoding="utf-8")) or "the table"
             name = uri.removeprefix("model_cards/").rpartition("/")[0]
             link = uri.removeprefix("model_cards/")
-            lines.append(f"- [{name}]({link}): {title[1] if title else 'the table'}")
+            lines.append(f"- [{name}]({link}): {title}")
     return "\n".join(lines)
 
 

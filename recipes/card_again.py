@@ -16,7 +16,7 @@ import ast
 import html
 import re
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -54,12 +54,19 @@ COMPUTED = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Writes the card of each folder again."""
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    for_each_folder("card_again.py", __doc__, write, argv)
+
+
+def for_each_folder(
+    script: str, description: str, work: Callable[[Path], None], argv: Sequence[str] | None
+) -> None:
+    """Does the work of a recipe in each folder of cards that its arguments name."""
+    parser = ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("folders", nargs="+", type=Path, help="of cards: model_cards/ptb_teacher")
     args = parser.parse_args(argv)
-    with ends_in_one_line("card_again.py", OSError):
+    with ends_in_one_line(script, OSError):
         for folder in args.folders:
-            write(folder)
+            work(folder)
 
 
 def write(folder: Path) -> None:

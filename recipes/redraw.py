@@ -14,7 +14,6 @@ import csv
 import json
 import re
 import sys
-from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,9 +30,9 @@ import scaling  # noqa: E402
 import seconds  # noqa: E402
 import size  # noqa: E402
 import trajectory_count  # noqa: E402
-from card_again import CardText, number_of  # noqa: E402
+from card_again import CardText, for_each_folder, number_of  # noqa: E402
 
-from farzi_hf.cli.program import ends_in_one_line, run  # noqa: E402
+from farzi_hf.cli.program import run  # noqa: E402
 from farzi_hf.report.plots import plot_comparison  # noqa: E402
 from farzi_hf.tasks import LanguageModeling, Recommendation, Task  # noqa: E402
 
@@ -42,12 +41,7 @@ Found = list[dict[str, Any]]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Draws the figures of each folder."""
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folders", nargs="+", type=Path, help="of cards, such as model_cards/size")
-    args = parser.parse_args(argv)
-    with ends_in_one_line("redraw.py", OSError):
-        for folder in args.folders:
-            draw(folder)
+    for_each_folder("redraw.py", __doc__, draw, argv)
 
 
 def draw(folder: Path) -> None:

@@ -21,20 +21,27 @@ from pathlib import Path
 import numpy as np
 
 from farzi_hf.attribution.choice import interval
+from farzi_hf.attribution.choosers import (
+    AllRows,
+    Chooser,
+    CrossEntropyDifference,
+    GradientCosine,
+    NGramImportance,
+)
+from farzi_hf.attribution.groups import Groups
+from farzi_hf.attribution.mixtures import mixtures_of
 from farzi_hf.cli.program import run
 from farzi_hf.common.tensors import load_tensors
 from farzi_hf.report import markdown
 
-_CHEAP = (
-    "all rows",
-    "cross-entropy difference",
-    "equal shares of groups",
-    "gradient cosine",
-    "n-gram importance",
-    "random rows",
-    "shares of groups by n-gram importance",
-    "shares of groups by n-gram importance, power 2",
+_WAYS: tuple[Chooser, ...] = (
+    AllRows(),
+    NGramImportance(),
+    CrossEntropyDifference(),
+    GradientCosine(),
+    *mixtures_of(Groups(["any"]), steps=1),
 )
+_CHEAP = (*(way.name for way in _WAYS if way.is_cheap), "random rows")
 """Ways that take no training that is differentiated."""
 
 
