@@ -20,22 +20,25 @@ import json
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from weigh import small_gpt2
+from weigh import AsBefore, small_gpt2
 
 from farzi_hf.attribution import attribute
-from farzi_hf.attribution.choice import Chosen, choose
-from farzi_hf.attribution.choosers import AllRows, SelectionProblem
+from farzi_hf.attribution.choice import Chosen, choice_file, choose
+from farzi_hf.attribution.choosers import AllRows, Chooser, SelectionProblem
 from farzi_hf.attribution.groups import Groups
-from farzi_hf.attribution.mixtures import Mixture, mixtures_of
+from farzi_hf.attribution.mixtures import Mixture, MixtureSteps, mixtures_of
+from farzi_hf.attribution.outer_steps import StepRule
 from farzi_hf.attribution.smoothness import smoothness
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.cli.own_rows import OwnRows, text_rows
 from farzi_hf.cli.program import keep_freed_memory, run
+from farzi_hf.common.tensors import load_tensors
 from farzi_hf.data.seeds import seeded
 from farzi_hf.data.text import bpe_tokenizer
 from farzi_hf.report import markdown, save_json
@@ -164,6 +167,55 @@ class OwnSources(Mixture):
         return torch.where(self.are_own, 0.0, -torch.inf)
 
 
+@dataclass(frozen=True)
+class LastMixture(Mixture):
+    """The mixture after the last outer step, where the way itself takes the mean of some."""
+
+    way: MixtureSteps
+    is_cheap = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.way.name}, the last"
+
+    @property
+    def groups(self) -> Groups:
+        return self.way.groups
+
+    @property
+    def identity(self) -> str:
+        return self.way.identity
+
+    def cost(self, problem: SelectionProblem) -> int:
+        return self.way.cost(problem)
+
+    def numbers(self, problem: SelectionProblem) -> Tensor:
+        return self.way.weighing(problem).last.numbers
+
+
+def by_other_rules(groups: Groups, steps: int) -> list[Mixture]:
+    """Ways that tell what each part of the rule of outer steps is worth: without room for groups
+    that the prior leaves out, with steps of equal length, and with the last mixture alone.
+    """
+    *_, whole = mixtures_of(groups, steps)
+    no_room = replace(whole, room=0.0, said="no room")
+    equal = replace(no_room, rule=StepRule(fall=0.0), said="no room, equal lengths")
+    learnt = [whole, no_room, equal]
+    return [no_room, equal, *(LastMixture(each) for each in learnt)]
+
+
+def as_kept(ways: Sequence[Chooser], folder: Path) -> list[AsBefore]:
+    """The ways of which another run has kept a choice in a folder, with that choice."""
+    found = []
+    for way in ways:
+        file = choice_file(folder, way.name)
+        if file.exists():
+            tensors, _ = load_tensors(file)
+            chosen = Chosen(way.name, way.is_cheap, tensors["weights"], [], [], 0.0)
+            found.append(AsBefore(chosen))
+    return found
+
+
 def mixtures(
     trainings: Trainings,
     names: Sequence[str],
@@ -178,12 +230,17 @@ def mixtures(
     target = {name: parts[name, "dev"].dataset() for name in names}
     test = {name: parts[name, "test"][: args.test_rows].dataset() for name in names}
     learning = trainings.warmed() if args.warm else trainings
-    print(f"{said}: {smoothness(learning, target)}", flush=True)
+    if not args.kept:
+        print(f"{said}: {smoothness(learning, target)}", flush=True)
     folder = folder / f"mixtures-{said}{'-warm' if args.warm else ''}"
     problem = SelectionProblem(trainings, target, len(sources), learning, folder)
     own = OwnSources(groups, names)
     ways = [AllRows(), *mixtures_of(groups, args.outer_steps), own]
+    if args.rules:
+        ways += by_other_rules(groups, args.outer_steps)
     ways = [each for each in ways if not args.only or each.name in args.only]
+    if args.kept:
+        ways = as_kept(ways, args.kept)
     is_own = own.are_own[groups.members]
     rows = []
 
@@ -237,6 +294,15 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--outer_steps", type=int, default=4)
     parser.add_argument("--trainings", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=[], help="names of ways; all by default")
+    parser.add_argument(
+        "--rules", action="store_true", help="also learn shares by other rules of outer steps"
+    )
+    parser.add_argument(
+        "--kept",
+        type=Path,
+        metavar="FOLDER",
+        help="learn nothing: measure the shares that another run of the same rows has kept there",
+    )
     return parser.parse_args(argv)
 
 

@@ -192,6 +192,11 @@ def _told(trainings: Trainings, bar: tqdm) -> Trainings:
     return replace(trainings, replay=replace(trainings.replay, on_gradient=bar.update))
 
 
+def choice_file(folder: Path, name: str) -> Path:
+    """The file in which `choose` keeps what the way of this name has chosen."""
+    return folder / f"choice-{name.replace(', ', '-').replace(' ', '-')}.safetensors"
+
+
 class _KeptChoices:
     """What ways have chosen, in a folder.
 
@@ -250,7 +255,7 @@ class _KeptChoices:
         )
 
     def _file(self, name: str) -> Path:
-        return self.folder / f"choice-{name.replace(', ', '-').replace(' ', '-')}.safetensors"
+        return choice_file(self.folder, name)
 
 
 def losses(

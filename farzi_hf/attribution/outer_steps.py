@@ -8,8 +8,9 @@ whole training (Engstrom et al., 2025, arXiv 2503.13751). Then it moves the weig
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,20 @@ class Learnt(ABC):
         """(n,): the shares of reading of the rows; their sum does not matter."""
 
     @abstractmethod
-    def stepped(self, evidence: Evidence) -> Learnt:
-        """The weights after one training."""
+    def stepped(self, evidence: Evidence, number: int) -> Learnt:
+        """The weights after one training.
+
+        Args:
+            number: of the step, from 1.
+        """
+
+    @abstractmethod
+    def settled(self, trail: Sequence[Tensor]) -> Learnt:
+        """What is taken when the last step is done.
+
+        Args:
+            trail: the numbers after each step; the last are these. Without steps there are none.
+        """
 
     @abstractmethod
     def at(self, numbers: Tensor) -> Learnt:
@@ -74,7 +87,9 @@ class Learnt(ABC):
     @property
     @abstractmethod
     def identity(self) -> str:
-        """Of the groups whose numbers they are; empty where they are those of rows."""
+        """Of the groups whose numbers they are, and of how they move; empty where they are those of
+        rows.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,12 +108,33 @@ class RowWeights(Learnt):
     def weights(self) -> Tensor:
         return self.numbers
 
-    def stepped(self, evidence: Evidence) -> RowWeights:
+    def stepped(self, evidence: Evidence, number: int) -> RowWeights:
         moved = self.numbers + self.rate * evidence.relative.clamp(-1, 1)
         return self.at(moved.clamp(0, LARGEST))
 
+    def settled(self, trail: Sequence[Tensor]) -> RowWeights:
+        return self
+
     def at(self, numbers: Tensor) -> RowWeights:
         return replace(self, numbers=numbers)
+
+
+@dataclass(frozen=True)
+class StepRule:
+    """How long the steps of a mixture are, and which mixtures are taken in the end.
+
+    A step is measured in standard deviations of groups, so it is as long where hardly anything is
+    left to gain, and made of one training's noise there. Steps of equal length would go around the
+    best mixture for ever. So they become shorter (Robbins & Monro, 1951), and the mean of the last
+    mixtures is taken, in which most of the noise is gone (Polyak & Juditsky, 1992).
+    """
+
+    rate: float = 0.7
+    """How far a standard deviation moves a group in the first step."""
+    fall: float = 0.5
+    """The k-th step is k to this power times shorter; 0: as long as the first."""
+    tail: float = 0.5
+    """The share of the steps, the last ones, whose mean mixture is taken; 0: the last one alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,17 +142,18 @@ class GroupWeights(Learnt):
     """A share of reading for each group, the softmax of a number per group: a mixture. Rows of a
     group share its part equally.
 
-    A step adds rate · z to the number of a group, where z is its mean score less that of the rows
-    read, in standard deviations of groups; at most ± 2, and less where the rows of the group
-    disagree: it is multiplied by d² / (d² + e²), with the difference d and its standard error e.
+    The k-th step adds rate / √k · z to the number of a group, where z is its mean score less that
+    of the rows read, in standard deviations of groups; at most ± 2, and less where the rows of the
+    group disagree: it is multiplied by d² / (d² + e²), with the difference d and its standard error
+    e. In the end the mean of the mixtures after the last half of the steps is taken.
     """
 
     numbers: Tensor
     """(G,)."""
     groups: Groups
     """Of the rows."""
-    rate: float = 0.7
-    """How far a standard deviation moves a group."""
+    rule: StepRule = StepRule()
+    """With the rate, and with what stands for √k and for the half."""
 
     def shares(self) -> Tensor:
         """(G,), their sum is 1."""
@@ -129,13 +166,13 @@ class GroupWeights(Learnt):
 
     @property
     def identity(self) -> str:
-        return self.groups.identity
+        return f"{self.groups.identity} {self.rule.rate} {self.rule.fall}"
 
     def weights(self) -> Tensor:
         per_row = self.shares() / self.groups.sizes
         return per_row[self.groups.members] * len(self.groups.members)
 
-    def stepped(self, evidence: Evidence) -> GroupWeights:
+    def stepped(self, evidence: Evidence, number: int) -> GroupWeights:
         members = self.groups.members
         reads = evidence.reads.double()
         of_groups = torch.zeros(len(self.numbers), dtype=torch.float64)
@@ -152,7 +189,15 @@ class GroupWeights(Learnt):
         spread = differences[was_read].std().clamp(min=1e-30)
         trust = differences.square() / (differences.square() + errors).clamp(min=1e-300)
         moves = (differences / spread).clamp(-2, 2) * trust * was_read
-        return self.at(self.numbers + self.rate * moves.to(self.numbers))
+        rate = self.rule.rate / number**self.rule.fall
+        return self.at(self.numbers + rate * moves.to(self.numbers))
+
+    def settled(self, trail: Sequence[Tensor]) -> GroupWeights:
+        if not trail:
+            return self
+        count = max(1, math.ceil(self.rule.tail * len(trail)))
+        mixtures = torch.stack(list(trail[-count:])).softmax(1)
+        return self.at(mixtures.mean(0).log())
 
     def at(self, numbers: Tensor) -> GroupWeights:
         return replace(self, numbers=numbers)
@@ -162,19 +207,26 @@ class GroupWeights(Learnt):
 class Weighing:
     """The state of some outer steps."""
 
-    learnt: Learnt
-    """The weights after them."""
+    last: Learnt
+    """The weights after the last of them."""
     evidence: Tensor
     """(n,): the sum of each row's relative scores, by which rows of equal weight are told apart."""
     history: list[dict[str, float]] = field(default_factory=list)
     """For each outer step the target's loss after its training, in nats per token: of the weights
     before the step.
     """
+    trail: list[Tensor] = field(default_factory=list)
+    """The numbers of the weights after each outer step."""
 
     @property
     def steps(self) -> int:
         """How many outer steps were taken."""
         return len(self.history)
+
+    @property
+    def learnt(self) -> Learnt:
+        """The weights that they have learnt."""
+        return self.last.settled(self.trail)
 
 
 def highest_weights(weights: Tensor, evidence: Tensor, keep: int) -> Tensor:
@@ -226,13 +278,15 @@ def outer_steps(
     while state.steps < steps:
         bar.set_postfix_str(f"outer step {state.steps + 1} of {steps}")
         scored, reads = influence_of(
-            trainings, targets, state.learnt, state.steps, adjoint=adjoint, progress=bar
+            trainings, targets, state.last, state.steps, adjoint=adjoint, progress=bar
         )
         evidence = Evidence(scored.scores.mean(0) / reads.clamp(min=1), reads)
+        last = state.last.stepped(evidence, state.steps + 1)
         state = Weighing(
-            learnt=state.learnt.stepped(evidence),
+            last=last,
             evidence=state.evidence + evidence.relative.clamp(-1, 1),
             history=[*state.history, {"loss": float(scored.losses.mean())}],
+            trail=[*state.trail, last.numbers],
         )
         if kept is not None:
             kept.write(state)
@@ -324,12 +378,18 @@ class _KeptWeighing:
             others="another training, other rows, other groups or another target",
         )
         history: list[dict[str, Any]] = json.loads(facts["history"])
-        return Weighing(self.begin.at(tensors["numbers"]), tensors["evidence"], history)
+        trail = list(tensors.get("trail", ()))  # files of rows that an older version kept have none
+        last = self.begin.at(tensors["numbers"])
+        return Weighing(last, tensors["evidence"], history, trail)
 
     def write(self, state: Weighing) -> None:
         """Keeps a state."""
         if self.writes:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            tensors = {"numbers": state.learnt.numbers, "evidence": state.evidence}
+            tensors = {
+                "numbers": state.last.numbers,
+                "evidence": state.evidence,
+                "trail": torch.stack(state.trail),
+            }
             history = json.dumps(state.history)
             save_tensors(self.file, tensors, identity=self.identity, history=history)

@@ -10,6 +10,7 @@ from pathlib import Path
 import mixture
 import numpy as np
 import pytest
+import torch
 import weigh
 import weigh_gains
 import weigh_pretrained
@@ -17,6 +18,8 @@ import weigh_users
 from tiny_models import config_of
 from transformers import AutoModelForCausalLM
 
+from farzi_hf.attribution.choice import choice_file
+from farzi_hf.common.tensors import load_tensors
 from farzi_hf.data import load_sample_text, word_tokenizer
 
 TINY = (
@@ -149,6 +152,34 @@ def test_sources_by_targets_and_their_mixtures(data_dir, tmp_path, capsys):
     mixture.main([*command, "--only", "equal shares of groups"])
     (again,) = json.loads((tmp_path / "out" / "cosmos.json").read_text())
     assert again == of["equal shares of groups"]
+
+
+def test_other_rules_of_outer_steps_and_shares_that_another_run_has_kept(data_dir, tmp_path):
+    learnt = "mixture, 2 outer steps, from the best shares"
+    names = [learnt, f"{learnt}, the last", f"{learnt}, no room, equal lengths"]
+    command = [
+        *("--data_dir", str(data_dir), "--targets", "gsm8k", "--rows", "50", "--steps", "4"),
+        *("--width", "8", "--batch_size", "4", "--vocab_size", "300", "--outer_steps", "2"),
+        *("--rules", "--only", *names),
+    ]
+    mixture.main([*command, "--trainings", "2", "--output_dir", str(tmp_path / "two")])
+    folder = tmp_path / "two" / "mixtures-gsm8k"
+    kept = {name: load_tensors(choice_file(folder, name))[0]["weights"] for name in names}
+    whole, last, equal = kept.values()
+    state, _ = load_tensors(folder / "mixture-2 outer steps-from the best shares/weights.safetensors")
+    assert len(state["trail"]) == 2
+    assert torch.equal(state["trail"][-1], state["numbers"])
+    assert torch.equal(whole, last)  # the second half of two steps is the last one
+    assert not torch.equal(whole, equal)
+    again = [*command, "--trainings", "3", "--output_dir", str(tmp_path / "three")]
+    mixture.main([*again, "--kept", str(folder)])
+    measured = tmp_path / "three" / "mixtures-gsm8k"
+    for name, weights in kept.items():
+        tensors, facts = load_tensors(choice_file(measured, name))
+        assert torch.equal(tensors["weights"], weights)
+        before = json.loads(load_tensors(choice_file(folder, name))[1]["known"])["test"]
+        assert json.loads(facts["known"])["test"][:2] == pytest.approx(before)
+    assert not list(measured.glob("mixture-*"))  # nothing was learnt
 
 
 # -- instructions ----------------------------------------------------------------------------------
