@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -149,7 +149,7 @@ class MixtureSteps(Mixture):
     steps: int = 8
     prior: Mixture | None = None
     room: float = 0.2
-    rule: StepRule = StepRule()
+    rule: StepRule = field(default_factory=StepRule)
     said: str = ""
     is_cheap = False
 

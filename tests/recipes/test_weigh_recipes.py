@@ -166,7 +166,9 @@ def test_other_rules_of_outer_steps_and_shares_that_another_run_has_kept(data_di
     folder = tmp_path / "two" / "mixtures-gsm8k"
     kept = {name: load_tensors(choice_file(folder, name))[0]["weights"] for name in names}
     whole, last, equal = kept.values()
-    state, _ = load_tensors(folder / "mixture-2 outer steps-from the best shares/weights.safetensors")
+    state, _ = load_tensors(
+        folder / "mixture-2 outer steps-from the best shares/weights.safetensors"
+    )
     assert len(state["trail"]) == 2
     assert torch.equal(state["trail"][-1], state["numbers"])
     assert torch.equal(whole, last)  # the second half of two steps is the last one
