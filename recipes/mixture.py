@@ -33,7 +33,6 @@ from farzi_hf.attribution.choice import Chosen, choice_file, choose
 from farzi_hf.attribution.choosers import AllRows, Chooser, SelectionProblem
 from farzi_hf.attribution.groups import Groups
 from farzi_hf.attribution.mixtures import Mixture, MixtureSteps, mixtures_of
-from farzi_hf.attribution.outer_steps import StepRule
 from farzi_hf.attribution.smoothness import smoothness
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.cli.own_rows import OwnRows, text_rows
@@ -195,13 +194,11 @@ class LastMixture(Mixture):
 
 def by_other_rules(groups: Groups, steps: int) -> list[Mixture]:
     """Ways that tell what each part of the rule of outer steps is worth: without room for groups
-    that the prior leaves out, with steps of equal length, and with the last mixture alone.
+    that the prior leaves out, and with the last mixture alone.
     """
     *_, whole = mixtures_of(groups, steps)
     no_room = replace(whole, room=0.0, said="no room")
-    equal = replace(no_room, rule=StepRule(fall=0.0), said="no room, equal lengths")
-    learnt = [whole, no_room, equal]
-    return [no_room, equal, *(LastMixture(each) for each in learnt)]
+    return [no_room, LastMixture(whole), LastMixture(no_room)]
 
 
 def as_kept(ways: Sequence[Chooser], folder: Path) -> list[AsBefore]:
@@ -295,7 +292,7 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--trainings", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=[], help="names of ways; all by default")
     parser.add_argument(
-        "--rules", action="store_true", help="also learn shares by other rules of outer steps"
+        "--rules", action="store_true", help="also learn shares by outer steps of other rules"
     )
     parser.add_argument(
         "--kept",

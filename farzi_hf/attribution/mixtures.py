@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,12 +17,7 @@ from farzi_hf.attribution.choosers import (
     SelectionProblem,
 )
 from farzi_hf.attribution.groups import Groups
-from farzi_hf.attribution.outer_steps import (
-    GroupWeights,
-    StepRule,
-    Weighing,
-    cost_of_steps,
-)
+from farzi_hf.attribution.outer_steps import GroupWeights, Weighing, cost_of_steps
 
 
 class Mixture(Chooser):
@@ -141,7 +136,6 @@ class MixtureSteps(Mixture):
         room: the part of the reading that is given by size at the beginning, beside the prior's. A
             group that is hardly read cannot show what it is worth, so what a prior leaves out would
             stay out.
-        rule: how the shares move.
         said: what tells this way from others, for its name.
     """
 
@@ -149,7 +143,6 @@ class MixtureSteps(Mixture):
     steps: int = 8
     prior: Mixture | None = None
     room: float = 0.2
-    rule: StepRule = field(default_factory=StepRule)
     said: str = ""
     is_cheap = False
 
@@ -161,7 +154,7 @@ class MixtureSteps(Mixture):
 
     @property
     def identity(self) -> str:
-        return f"{self.groups.identity} {self.rule} {self.room}"
+        return f"{self.groups.identity} {self.room}"
 
     def cost(self, problem: SelectionProblem) -> int:
         of_prior = 0 if self.prior is None else self.prior.cost(problem)
@@ -177,7 +170,7 @@ class MixtureSteps(Mixture):
         if self.prior is not None:
             of_prior = self.prior.numbers(problem).softmax(0)
             shares = (1 - self.room) * of_prior + self.room * shares
-        begin = GroupWeights(shares.log(), self.groups, self.rule)
+        begin = GroupWeights(shares.log(), self.groups)
         return problem.outer_steps(begin, self.steps, self.name)
 
 

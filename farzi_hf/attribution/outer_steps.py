@@ -60,12 +60,8 @@ class Learnt(ABC):
         """(n,): the shares of reading of the rows; their sum does not matter."""
 
     @abstractmethod
-    def stepped(self, evidence: Evidence, number: int) -> Learnt:
-        """The weights after one training.
-
-        Args:
-            number: of the step, from 1.
-        """
+    def stepped(self, evidence: Evidence) -> Learnt:
+        """The weights after one training."""
 
     @abstractmethod
     def settled(self, trail: Sequence[Tensor]) -> Learnt:
@@ -87,9 +83,7 @@ class Learnt(ABC):
     @property
     @abstractmethod
     def identity(self) -> str:
-        """Of the groups whose numbers they are, and of how they move; empty where they are those of
-        rows.
-        """
+        """Of the groups whose numbers they are; empty where they are those of rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +102,7 @@ class RowWeights(Learnt):
     def weights(self) -> Tensor:
         return self.numbers
 
-    def stepped(self, evidence: Evidence, number: int) -> RowWeights:
+    def stepped(self, evidence: Evidence) -> RowWeights:
         moved = self.numbers + self.rate * evidence.relative.clamp(-1, 1)
         return self.at(moved.clamp(0, LARGEST))
 
@@ -119,41 +113,28 @@ class RowWeights(Learnt):
         return replace(self, numbers=numbers)
 
 
-@dataclass(frozen=True)
-class StepRule:
-    """How long the steps of a mixture are, and which mixtures are taken in the end.
-
-    A step is measured in standard deviations of groups, so it is as long where hardly anything is
-    left to gain, and made of one training's noise there. Steps of equal length would go around the
-    best mixture for ever. So they become shorter (Robbins & Monro, 1951), and the mean of the last
-    mixtures is taken, in which most of the noise is gone (Polyak & Juditsky, 1992).
-    """
-
-    rate: float = 0.7
-    """How far a standard deviation moves a group in the first step."""
-    fall: float = 0.5
-    """The k-th step is k to this power times shorter; 0: as long as the first."""
-    tail: float = 0.5
-    """The share of the steps, the last ones, whose mean mixture is taken; 0: the last one alone."""
-
-
 @dataclass(frozen=True, eq=False)
 class GroupWeights(Learnt):
     """A share of reading for each group, the softmax of a number per group: a mixture. Rows of a
     group share its part equally.
 
-    The k-th step adds rate / √k · z to the number of a group, where z is its mean score less that
-    of the rows read, in standard deviations of groups; at most ± 2, and less where the rows of the
-    group disagree: it is multiplied by d² / (d² + e²), with the difference d and its standard error
-    e. In the end the mean of the mixtures after the last half of the steps is taken.
+    A step adds rate · z to the number of a group, where z is its mean score less that of the rows
+    read, in standard deviations of groups; at most ± 2, and less where the rows of the group
+    disagree: it is multiplied by d² / (d² + e²), with the difference d and its standard error e.
+
+    So a step is as long where hardly anything is left to gain, and made of one training's noise
+    there: the shares go around the best ones. In the end the mean of the mixtures after the last
+    half of the steps is taken, in which most of that is gone (Polyak & Juditsky, 1992).
     """
 
     numbers: Tensor
     """(G,)."""
     groups: Groups
     """Of the rows."""
-    rule: StepRule = StepRule()
-    """With the rate, and with what stands for √k and for the half."""
+    rate: float = 0.7
+    """How far a standard deviation moves a group."""
+    tail: float = 0.5
+    """The share of the steps, the last ones, whose mean mixture is taken; 0: the last one alone."""
 
     def shares(self) -> Tensor:
         """(G,), their sum is 1."""
@@ -166,13 +147,13 @@ class GroupWeights(Learnt):
 
     @property
     def identity(self) -> str:
-        return f"{self.groups.identity} {self.rule.rate} {self.rule.fall}"
+        return self.groups.identity
 
     def weights(self) -> Tensor:
         per_row = self.shares() / self.groups.sizes
         return per_row[self.groups.members] * len(self.groups.members)
 
-    def stepped(self, evidence: Evidence, number: int) -> GroupWeights:
+    def stepped(self, evidence: Evidence) -> GroupWeights:
         members = self.groups.members
         reads = evidence.reads.double()
         of_groups = torch.zeros(len(self.numbers), dtype=torch.float64)
@@ -189,13 +170,12 @@ class GroupWeights(Learnt):
         spread = differences[was_read].std().clamp(min=1e-30)
         trust = differences.square() / (differences.square() + errors).clamp(min=1e-300)
         moves = (differences / spread).clamp(-2, 2) * trust * was_read
-        rate = self.rule.rate / number**self.rule.fall
-        return self.at(self.numbers + rate * moves.to(self.numbers))
+        return self.at(self.numbers + self.rate * moves.to(self.numbers))
 
     def settled(self, trail: Sequence[Tensor]) -> GroupWeights:
         if not trail:
             return self
-        count = max(1, math.ceil(self.rule.tail * len(trail)))
+        count = max(1, math.ceil(self.tail * len(trail)))
         mixtures = torch.stack(list(trail[-count:])).softmax(1)
         return self.at(mixtures.mean(0).log())
 
@@ -281,7 +261,7 @@ def outer_steps(
             trainings, targets, state.last, state.steps, adjoint=adjoint, progress=bar
         )
         evidence = Evidence(scored.scores.mean(0) / reads.clamp(min=1), reads)
-        last = state.last.stepped(evidence, state.steps + 1)
+        last = state.last.stepped(evidence)
         state = Weighing(
             last=last,
             evidence=state.evidence + evidence.relative.clamp(-1, 1),
@@ -378,7 +358,8 @@ class _KeptWeighing:
             others="another training, other rows, other groups or another target",
         )
         history: list[dict[str, Any]] = json.loads(facts["history"])
-        trail = list(tensors.get("trail", ()))  # files of rows that an older version kept have none
+        # Of steps that an older version kept there is none; it took the last weights.
+        trail = list(tensors.get("trail", ()))
         last = self.begin.at(tensors["numbers"])
         return Weighing(last, tensors["evidence"], history, trail)
 

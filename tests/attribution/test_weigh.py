@@ -52,7 +52,6 @@ from farzi_hf.attribution.outer_steps import (
     Evidence,
     GroupWeights,
     RowWeights,
-    StepRule,
     highest_weights,
     outer_steps,
 )
@@ -190,7 +189,7 @@ def test_weights_stay_between_0_and_3_and_rows_that_were_not_read_where_they_are
     reads = torch.tensor([2, 2, 0, 1])
     scores = torch.tensor([5.0, -5.0, 0.0, 0.1])
     weights = RowWeights(torch.tensor([2.9, 0.1, 0.7, 1.0]))
-    moved = weights.stepped(Evidence(scores, reads), 1).weights()
+    moved = weights.stepped(Evidence(scores, reads)).weights()
     assert moved[:3].tolist() == pytest.approx([3.0, 0.0, 0.7])
     assert 1.0 < moved[3] < 1.1
 
@@ -202,34 +201,27 @@ def test_a_mixture_moves_to_the_groups_that_help_and_less_where_their_rows_disag
     torch.testing.assert_close(begin.weights(), torch.ones(12))
     agreed = torch.tensor([1.0, 1.1, 0.9, 1.0, 0.0, 0.1, 0.0, -0.1, -1.0, -1.1, -0.9, -1.0])
     reads = torch.full((12,), 2)
-    moved = begin.stepped(Evidence(agreed, reads), 1)
+    moved = begin.stepped(Evidence(agreed, reads))
     assert moved.mixture["a"] > moved.mixture["b"] > moved.mixture["c"]
     assert sum(moved.mixture.values()) == pytest.approx(1)
     torch.testing.assert_close(moved.weights().sum(), torch.tensor(12.0))
     noise = torch.tensor([9.0, -7.0, 9.0, -7.0] * 2 + [1.0, -3.0, -1.0, -1.0])
-    unsure = begin.stepped(Evidence(noise, reads), 1)
+    unsure = begin.stepped(Evidence(noise, reads))
     assert unsure.mixture["a"] - 1 / 3 < 0.5 * (moved.mixture["a"] - 1 / 3)
-    unread = begin.stepped(Evidence(agreed, torch.tensor([0] * 4 + [2] * 8)), 1)
+    unread = begin.stepped(Evidence(agreed, torch.tensor([0] * 4 + [2] * 8)))
     assert unread.numbers[0] == 0
 
 
-def test_later_steps_of_a_mixture_are_shorter_and_the_mean_of_the_last_half_is_taken():
+def test_the_mean_mixture_of_the_last_half_of_the_steps_is_taken():
     groups = Groups(["a"] * 4 + ["b"] * 4 + ["c"] * 4)
     begin = GroupWeights(torch.zeros(3), groups)
-    scores = torch.tensor([1.0, 1.1, 0.9, 1.0, 0.0, 0.1, 0.0, -0.1, -1.0, -1.1, -0.9, -1.0])
-    evidence = Evidence(scores, torch.full((12,), 2))
-    first, fourth = (begin.stepped(evidence, number).numbers for number in (1, 4))
-    assert first.abs().max() > 0.3
-    torch.testing.assert_close(fourth, first / 2)
-    equal = replace(begin, rule=StepRule(fall=0.0))
-    assert torch.equal(equal.stepped(evidence, 4).numbers, first)
     shares = torch.tensor([[0.9, 0.1, 0.0], [0.6, 0.4, 0.0], [0.2, 0.5, 0.3], [0.4, 0.1, 0.5]])
     trail = list(shares.log())
     last = begin.at(trail[-1])
     torch.testing.assert_close(last.settled(trail).shares(), torch.tensor([0.3, 0.3, 0.4]))
     torch.testing.assert_close(last.settled(trail[:1]).shares(), shares[0])
     torch.testing.assert_close(last.settled([]).shares(), shares[-1])
-    alone = replace(last, rule=StepRule(tail=0.0))
+    alone = replace(last, tail=0.0)
     torch.testing.assert_close(alone.settled(trail).shares(), shares[-1])
     left_out = begin.at(trail[0]).settled(trail[:2])
     assert left_out.mixture["c"] == 0
@@ -294,9 +286,9 @@ def test_the_steps_of_a_mixture_go_on_where_they_were(tmp_path):
     begin = GroupWeights(kinds.sizes.float().log(), kinds)
     parts = {"target": target()}
 
-    def state(steps: int, folder, **changes):
+    def state(steps: int, folder):
         trainings = Trainings.of(stock(tmp_path, max_steps=6))
-        return outer_steps(trainings, parts, replace(begin, **changes), steps, folder=folder)
+        return outer_steps(trainings, parts, begin, steps, folder=folder)
 
     whole = state(4, None)
     state(2, tmp_path / "parts")
@@ -307,8 +299,6 @@ def test_the_steps_of_a_mixture_go_on_where_they_were(tmp_path):
     last = [begin.at(numbers).mixture["good"] for numbers in whole.trail[2:]]
     assert last[0] != last[1]
     assert whole.learnt.mixture["good"] == pytest.approx(sum(last) / 2)
-    with pytest.raises(ValueError, match=r"resume_dir: .* is of another training"):
-        state(4, tmp_path / "parts", rule=StepRule(fall=0.0))
 
 
 def test_outer_steps_do_not_go_on_with_other_groups(tmp_path):
