@@ -4,6 +4,7 @@ sources that outer steps learn for a target.
     python recipes/mixture.py --data_dir FOLDER                     # the matrix, and mixtures
     python recipes/mixture.py --data_dir FOLDER --outer_steps 0     # the matrix alone
     python recipes/mixture.py --data_dir FOLDER --together gsm8k cosmos sciq --warm    # their mean
+    python recipes/mixture.py … --trainings 8 --kept OUTPUT/mixtures-cosmos   # known shares again
 
 FOLDER has `instructions`: a pool and five targets, each with a dev and a test part, as gzipped JSON
 lines with `prompt`, `completion` and `source`. Templates of one data set are one source. Loss is on
@@ -20,7 +21,6 @@ import json
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,7 @@ from farzi_hf.attribution import attribute
 from farzi_hf.attribution.choice import Chosen, choice_file, choose
 from farzi_hf.attribution.choosers import AllRows, Chooser, SelectionProblem
 from farzi_hf.attribution.groups import Groups
-from farzi_hf.attribution.mixtures import Mixture, MixtureSteps, mixtures_of
+from farzi_hf.attribution.mixtures import Mixture, mixtures_of
 from farzi_hf.attribution.smoothness import smoothness
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.cli.own_rows import OwnRows, text_rows
@@ -166,43 +166,12 @@ class OwnSources(Mixture):
         return torch.where(self.are_own, 0.0, -torch.inf)
 
 
-@dataclass(frozen=True)
-class LastMixture(Mixture):
-    """The mixture after the last outer step, where the way itself takes the mean of some."""
-
-    way: MixtureSteps
-    is_cheap = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.way.name}, the last"
-
-    @property
-    def groups(self) -> Groups:
-        return self.way.groups
-
-    @property
-    def identity(self) -> str:
-        return self.way.identity
-
-    def cost(self, problem: SelectionProblem) -> int:
-        return self.way.cost(problem)
-
-    def numbers(self, problem: SelectionProblem) -> Tensor:
-        return self.way.weighing(problem).last.numbers
-
-
-def by_other_rules(groups: Groups, steps: int) -> list[Mixture]:
-    """Ways that tell what each part of the rule of outer steps is worth: without room for groups
-    that the prior leaves out, and with the last mixture alone.
-    """
-    *_, whole = mixtures_of(groups, steps)
-    no_room = replace(whole, room=0.0, said="no room")
-    return [no_room, LastMixture(whole), LastMixture(no_room)]
-
-
 def as_kept(ways: Sequence[Chooser], folder: Path) -> list[AsBefore]:
-    """The ways of which another run has kept a choice in a folder, with that choice."""
+    """The ways of which another run has kept a choice in a folder, with that choice.
+
+    Raises:
+        ValueError: it has kept none of them.
+    """
     found = []
     for way in ways:
         file = choice_file(folder, way.name)
@@ -210,6 +179,11 @@ def as_kept(ways: Sequence[Chooser], folder: Path) -> list[AsBefore]:
             tensors, _ = load_tensors(file)
             chosen = Chosen(way.name, way.is_cheap, tensors["weights"], [], [], 0.0)
             found.append(AsBefore(chosen))
+    if not found:
+        raise ValueError(
+            f"--kept: {str(folder)!r} has no choice of these ways; give a folder mixtures-TARGET of"
+            " another run with as many --outer_steps"
+        )
     return found
 
 
@@ -233,8 +207,6 @@ def mixtures(
     problem = SelectionProblem(trainings, target, len(sources), learning, folder)
     own = OwnSources(groups, names)
     ways = [AllRows(), *mixtures_of(groups, args.outer_steps), own]
-    if args.rules:
-        ways += by_other_rules(groups, args.outer_steps)
     ways = [each for each in ways if not args.only or each.name in args.only]
     if args.kept:
         ways = as_kept(ways, args.kept)
@@ -291,9 +263,6 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--outer_steps", type=int, default=4)
     parser.add_argument("--trainings", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=[], help="names of ways; all by default")
-    parser.add_argument(
-        "--rules", action="store_true", help="also learn shares by outer steps of other rules"
-    )
     parser.add_argument(
         "--kept",
         type=Path,

@@ -17,7 +17,7 @@ from farzi_hf.attribution.choosers import (
     SelectionProblem,
 )
 from farzi_hf.attribution.groups import Groups
-from farzi_hf.attribution.outer_steps import GroupWeights, Weighing, cost_of_steps
+from farzi_hf.attribution.outer_steps import GroupWeights, cost_of_steps
 
 
 class Mixture(Chooser):
@@ -133,45 +133,26 @@ class MixtureSteps(Mixture):
         groups: of the rows.
         steps: how many.
         prior: the shares to begin with; None: the sizes of the groups.
-        room: the part of the reading that is given by size at the beginning, beside the prior's. A
-            group that is hardly read cannot show what it is worth, so what a prior leaves out would
-            stay out.
-        said: what tells this way from others, for its name.
     """
 
     groups: Groups
     steps: int = 8
     prior: Mixture | None = None
-    room: float = 0.2
-    said: str = ""
     is_cheap = False
 
     @property
     def name(self) -> str:
         prior = "" if self.prior is None else f", from {self.prior.name}"
-        said = f", {self.said}" if self.said else ""
-        return f"mixture, {self.steps} outer steps{prior}{said}"
-
-    @property
-    def identity(self) -> str:
-        return f"{self.groups.identity} {self.room}"
+        return f"mixture, {self.steps} outer steps{prior}"
 
     def cost(self, problem: SelectionProblem) -> int:
         of_prior = 0 if self.prior is None else self.prior.cost(problem)
         return of_prior + cost_of_steps(problem.smooth, problem.targets, self.steps)
 
     def numbers(self, problem: SelectionProblem) -> Tensor:
-        return self.weighing(problem).learnt.numbers
-
-    def weighing(self, problem: SelectionProblem) -> Weighing:
-        """The outer steps."""
-        by_size = SharesBySize(self.groups).numbers(problem)
-        shares = by_size.softmax(0)
-        if self.prior is not None:
-            of_prior = self.prior.numbers(problem).softmax(0)
-            shares = (1 - self.room) * of_prior + self.room * shares
-        begin = GroupWeights(shares.log(), self.groups)
-        return problem.outer_steps(begin, self.steps, self.name)
+        prior = self.prior or SharesBySize(self.groups)
+        begin = GroupWeights(prior.numbers(problem), self.groups)
+        return problem.outer_steps(begin, self.steps, self.name).learnt.numbers
 
 
 def mixtures_of(groups: Groups, steps: int) -> list[Mixture]:

@@ -8,9 +8,8 @@ whole training (Engstrom et al., 2025, arXiv 2503.13751). Then it moves the weig
 from __future__ import annotations
 
 import json
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,8 +44,13 @@ class Evidence:
 
     @property
     def relative(self) -> Tensor:
-        """(n,): the scores, divided by their standard deviation over the rows that were read."""
-        return self.scores / self.scores[self.reads > 0].std().clamp(min=1e-30)
+        """(n,): the scores, divided by their standard deviation over the rows that were read; zeros
+        where that is one row, which nothing can be compared with.
+        """
+        of_read = self.scores[self.reads > 0]
+        if len(of_read) < 2:
+            return torch.zeros_like(self.scores)
+        return self.scores / of_read.std().clamp(min=1e-30)
 
 
 class Learnt(ABC):
@@ -62,14 +66,6 @@ class Learnt(ABC):
     @abstractmethod
     def stepped(self, evidence: Evidence) -> Learnt:
         """The weights after one training."""
-
-    @abstractmethod
-    def settled(self, trail: Sequence[Tensor]) -> Learnt:
-        """What is taken when the last step is done.
-
-        Args:
-            trail: the numbers after each step; the last are these. Without steps there are none.
-        """
 
     @abstractmethod
     def at(self, numbers: Tensor) -> Learnt:
@@ -90,6 +86,8 @@ class Learnt(ABC):
 class RowWeights(Learnt):
     """A weight for each row: w ← clamp(w + rate · clamp(z, −1, 1), 0, 3), where z is the row's
     influence for each time that it was read, in standard deviations. A row that was not read stays.
+    If all rows harm the target so much that none would have a weight, those that harm least stay:
+    the same is added to the weights of all that have one, so that the highest is the rate.
     """
 
     numbers: Tensor
@@ -104,10 +102,11 @@ class RowWeights(Learnt):
 
     def stepped(self, evidence: Evidence) -> RowWeights:
         moved = self.numbers + self.rate * evidence.relative.clamp(-1, 1)
+        has_weight = self.numbers > 0
+        highest = moved[has_weight].max()
+        if highest <= 0:
+            moved = torch.where(has_weight, moved - highest + self.rate, moved)
         return self.at(moved.clamp(0, LARGEST))
-
-    def settled(self, trail: Sequence[Tensor]) -> RowWeights:
-        return self
 
     def at(self, numbers: Tensor) -> RowWeights:
         return replace(self, numbers=numbers)
@@ -121,10 +120,6 @@ class GroupWeights(Learnt):
     A step adds rate · z to the number of a group, where z is its mean score less that of the rows
     read, in standard deviations of groups; at most ± 2, and less where the rows of the group
     disagree: it is multiplied by d² / (d² + e²), with the difference d and its standard error e.
-
-    So a step is as long where hardly anything is left to gain, and made of one training's noise
-    there: the shares go around the best ones. In the end the mean of the mixtures after the last
-    half of the steps is taken, in which most of that is gone (Polyak & Juditsky, 1992).
     """
 
     numbers: Tensor
@@ -133,8 +128,6 @@ class GroupWeights(Learnt):
     """Of the rows."""
     rate: float = 0.7
     """How far a standard deviation moves a group."""
-    tail: float = 0.5
-    """The share of the steps, the last ones, whose mean mixture is taken; 0: the last one alone."""
 
     def shares(self) -> Tensor:
         """(G,), their sum is 1."""
@@ -172,13 +165,6 @@ class GroupWeights(Learnt):
         moves = (differences / spread).clamp(-2, 2) * trust * was_read
         return self.at(self.numbers + self.rate * moves.to(self.numbers))
 
-    def settled(self, trail: Sequence[Tensor]) -> GroupWeights:
-        if not trail:
-            return self
-        count = max(1, math.ceil(self.tail * len(trail)))
-        mixtures = torch.stack(list(trail[-count:])).softmax(1)
-        return self.at(mixtures.mean(0).log())
-
     def at(self, numbers: Tensor) -> GroupWeights:
         return replace(self, numbers=numbers)
 
@@ -187,26 +173,19 @@ class GroupWeights(Learnt):
 class Weighing:
     """The state of some outer steps."""
 
-    last: Learnt
-    """The weights after the last of them."""
+    learnt: Learnt
+    """The weights after them."""
     evidence: Tensor
     """(n,): the sum of each row's relative scores, by which rows of equal weight are told apart."""
     history: list[dict[str, float]] = field(default_factory=list)
     """For each outer step the target's loss after its training, in nats per token: of the weights
     before the step.
     """
-    trail: list[Tensor] = field(default_factory=list)
-    """The numbers of the weights after each outer step."""
 
     @property
     def steps(self) -> int:
         """How many outer steps were taken."""
         return len(self.history)
-
-    @property
-    def learnt(self) -> Learnt:
-        """The weights that they have learnt."""
-        return self.last.settled(self.trail)
 
 
 def highest_weights(weights: Tensor, evidence: Tensor, keep: int) -> Tensor:
@@ -258,15 +237,13 @@ def outer_steps(
     while state.steps < steps:
         bar.set_postfix_str(f"outer step {state.steps + 1} of {steps}")
         scored, reads = influence_of(
-            trainings, targets, state.last, state.steps, adjoint=adjoint, progress=bar
+            trainings, targets, state.learnt, state.steps, adjoint=adjoint, progress=bar
         )
         evidence = Evidence(scored.scores.mean(0) / reads.clamp(min=1), reads)
-        last = state.last.stepped(evidence)
         state = Weighing(
-            last=last,
+            learnt=state.learnt.stepped(evidence),
             evidence=state.evidence + evidence.relative.clamp(-1, 1),
             history=[*state.history, {"loss": float(scored.losses.mean())}],
-            trail=[*state.trail, last.numbers],
         )
         if kept is not None:
             kept.write(state)
@@ -358,19 +335,12 @@ class _KeptWeighing:
             others="another training, other rows, other groups or another target",
         )
         history: list[dict[str, Any]] = json.loads(facts["history"])
-        # Of steps that an older version kept there is none; it took the last weights.
-        trail = list(tensors.get("trail", ()))
-        last = self.begin.at(tensors["numbers"])
-        return Weighing(last, tensors["evidence"], history, trail)
+        return Weighing(self.begin.at(tensors["numbers"]), tensors["evidence"], history)
 
     def write(self, state: Weighing) -> None:
         """Keeps a state."""
         if self.writes:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            tensors = {
-                "numbers": state.last.numbers,
-                "evidence": state.evidence,
-                "trail": torch.stack(state.trail),
-            }
+            tensors = {"numbers": state.learnt.numbers, "evidence": state.evidence}
             history = json.dumps(state.history)
             save_tensors(self.file, tensors, identity=self.identity, history=history)

@@ -154,34 +154,29 @@ def test_sources_by_targets_and_their_mixtures(data_dir, tmp_path, capsys):
     assert again == of["equal shares of groups"]
 
 
-def test_other_rules_of_outer_steps_and_shares_that_another_run_has_kept(data_dir, tmp_path):
-    learnt = "mixture, 3 outer steps, from the best shares"
-    names = [learnt, f"{learnt}, the last", f"{learnt}, no room"]
+def test_shares_that_another_run_has_kept_are_measured_again(data_dir, tmp_path):
+    names = ["all rows", "shares of groups by n-gram importance", "mixture, 1 outer steps"]
     command = [
         *("--data_dir", str(data_dir), "--targets", "gsm8k", "--rows", "50", "--steps", "4"),
-        *("--width", "8", "--batch_size", "4", "--vocab_size", "300", "--outer_steps", "3"),
-        *("--rules", "--only", *names),
+        *("--width", "8", "--batch_size", "4", "--vocab_size", "300", "--outer_steps", "1"),
     ]
-    mixture.main([*command, "--trainings", "2", "--output_dir", str(tmp_path / "two")])
-    folder = tmp_path / "two" / "mixtures-gsm8k"
-    kept = {name: load_tensors(choice_file(folder, name))[0]["weights"] for name in names}
-    whole, last, no_room = kept.values()
-    state, _ = load_tensors(
-        folder / "mixture-3 outer steps-from the best shares/weights.safetensors"
+    mixture.main(
+        [*command, "--trainings", "2", "--output_dir", str(tmp_path / "two"), "--only", *names]
     )
-    assert len(state["trail"]) == 3
-    assert torch.equal(state["trail"][-1], state["numbers"])
-    assert not torch.allclose(whole, last)
-    assert not torch.allclose(whole, no_room)
+    folder = tmp_path / "two" / "mixtures-gsm8k"
     again = [*command, "--trainings", "3", "--output_dir", str(tmp_path / "three")]
     mixture.main([*again, "--kept", str(folder)])
     measured = tmp_path / "three" / "mixtures-gsm8k"
-    for name, weights in kept.items():
-        tensors, facts = load_tensors(choice_file(measured, name))
-        assert torch.equal(tensors["weights"], weights)
-        before = json.loads(load_tensors(choice_file(folder, name))[1]["known"])["test"]
-        assert json.loads(facts["known"])["test"][:2] == pytest.approx(before)
-    assert not list(measured.glob("mixture-*"))  # nothing was learnt
+    assert len(list(measured.iterdir())) == len(names)  # nothing was learnt
+    for name in names:
+        before, known = load_tensors(choice_file(folder, name))
+        after, later = load_tensors(choice_file(measured, name))
+        assert torch.equal(after["weights"], before["weights"])
+        test = [json.loads(facts["known"])["test"] for facts in (known, later)]
+        assert len(test[1]) == 3
+        assert test[1][:2] == pytest.approx(test[0])
+    with pytest.raises(ValueError, match="--kept: .* has no choice of these ways"):
+        mixture.main([*again, "--kept", str(tmp_path)])
 
 
 # -- instructions ----------------------------------------------------------------------------------
