@@ -197,6 +197,17 @@ def test_threads_are_chosen_again_where_others_begin(machine, capsys):
     assert made.now < 1.1 * 60 * MINUTES, printed.err
 
 
+def test_threads_are_chosen_again_while_a_teacher_trains(machine, capsys):
+    """Its training had two threads until its end, and took a fourth of the steps from then on."""
+    made = machine({0.0: 1.5, 18.0: 2.0}, of_two={0.0: 1.0, 18.0: 8.0})
+    distilled("out")
+    with open("out/trials/trials.json", encoding="utf-8") as file:
+        trials = json.load(file)["trials"].values()
+    [*_, teacher] = [trial for trial in trials if "step_seconds" in trial["found"]]
+    print(made.steps, teacher)
+    assert teacher["found"]["step_seconds"] < 2.5 * STEP
+
+
 @pytest.mark.slow
 def test_a_second_start_repeats_steps_and_not_the_clock(machine, capsys, tmp_path):
     """And so does a run by the config that the search has written."""

@@ -819,23 +819,6 @@ def test_text_has_few_long_trials(minutes, most, widths, text, tmp_path):
     assert [learner["n_embd"] for learner in found.learners] == widths
 
 
-@pytest.mark.parametrize(("of_one", "chosen"), [(0.1, 1), (0.4, 2)])
-def test_threads_that_wait_for_each_other_are_not_used(of_one, chosen, text, tmp_path):
-    """Beside another program, a step of two threads took 265 ms, and one of one thread 92 ms."""
-    before = torch.get_num_threads()
-    try:
-        for seconds in ({1: of_one, 2: 0.3}, {}):  # the second start measures nothing
-            torch.set_num_threads(2)
-            made = search(text, tmp_path, learner=GPT2)
-            made.trials.step_seconds = lambda learner, steps, seconds=seconds: seconds[
-                torch.get_num_threads()
-            ]
-            made.choose_threads()
-            assert torch.get_num_threads() == chosen
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_small_summaries_reserve_less_time_for_files() -> None:
     """At a quarter of a processor: 4 × 18 seconds in two minutes, unless the first answer tells
     that there is little to go through.
