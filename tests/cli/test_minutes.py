@@ -126,7 +126,8 @@ def distilled(folder: str, *more: str) -> dict:
     "paces",
     [
         {0.0: 1.0},
-        {0.0: 1.0, 1.5: 3.0},  # after a step of the teacher was timed
+        # After a step of the teacher was timed.
+        pytest.param({0.0: 1.0, 1.5: 3.0}, marks=pytest.mark.slow),
         pytest.param({0.0: 1.0, 25.0: 3.0}, marks=pytest.mark.slow),  # while the teacher trains
         pytest.param({0.0: 3.0, 40.0: 0.5}, marks=pytest.mark.slow),
     ],

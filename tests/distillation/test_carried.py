@@ -275,7 +275,7 @@ def test_a_summary_carries_one_teacher(sequences, tokenizer, tmp_path, monkeypat
     assert len(trained) == 1
 
 
-@pytest.mark.parametrize("inputs", ["drawn", "written"])
+@pytest.mark.parametrize("inputs", [pytest.param("drawn", marks=pytest.mark.slow), "written"])
 def test_a_resumed_run_is_the_same_bit_for_bit(sequences, tokenizer, tmp_path, inputs):
     settings = {
         **CARRIED,

@@ -107,7 +107,7 @@ def test_steps_that_become_slower_have_other_threads():
     watch = StepWatch([2, 1], lines.append)
     take(watch, IDLE, 20.0)
     assert torch.get_num_threads() == 2
-    assert take(watch, BUSY, 80.0) > 90  # a hundred with one thread alone, 34 with two
+    assert take(watch, BUSY, 80.0) > 90  # a hundred with one thread alone, 33 with two
     assert torch.get_num_threads() == 1
     [line] = lines
     assert "2400 ms with 2 threads, 800 ms with 1 thread; chosen: 1" in line
@@ -122,13 +122,13 @@ def test_threads_that_are_faster_all_the_same_stay():
     assert torch.get_num_threads() == 2
     assert not lines
     # From then on this is what a step takes: one window of one thread, and no more.
-    assert take(watch, slower, 90.0) == 100
+    assert take(watch, slower, 90.0) == pytest.approx(100, abs=1)
 
 
 def test_one_slow_step_changes_nothing():
     watch = StepWatch([2, 1], pytest.fail)
     take(watch, IDLE, 20.0)
-    watch(1.5)
+    watch(1.0)
     take(watch, IDLE, 20.0)
     assert torch.get_num_threads() == 2
 

@@ -259,6 +259,7 @@ def test_trials_of_an_older_version_are_used_with_a_warning(
     ]
 
 
+@pytest.mark.slow
 def test_a_training_of_other_settings_is_not_gone_on_with(text, tmp_path, monkeypatch):
     """Its state had the same name."""
     folders, keep = (tmp_path / "one", tmp_path / "two"), TeacherTraining._keep
@@ -431,7 +432,7 @@ def test_a_teacher_has_the_fewest_bits_that_fit_and_lose_nothing(
 @pytest.mark.parametrize(
     "fixed",
     [
-        {"storage": "coded4"},
+        pytest.param({"storage": "coded4"}, marks=pytest.mark.slow),
         {"storage": "int8", "inner_steps": 3},
         {"packing_penalty": 0.01, "teacher_steps": 5},
     ],
@@ -557,6 +558,7 @@ def test_items_have_learners_of_their_own(tmp_path):
     assert (found.teacher_optimizer, found.inner_optimizer) == ("adam", "soap")
 
 
+@pytest.mark.slow
 def test_histories_of_one_item_are_no_obstacle(tmp_path):
     """They stand in the training part where each user's last items are held out."""
     given = small_interactions()
