@@ -110,7 +110,7 @@ def test_steps_that_become_slower_have_other_threads():
     assert take(watch, BUSY, 80.0) > 90  # a hundred with one thread alone, 33 with two
     assert torch.get_num_threads() == 1
     [line] = lines
-    assert "2400 ms with 2 threads, 800 ms with 1 thread; chosen: 1" in line
+    assert line.endswith(" ms with 2 threads, 800 ms with 1 thread; chosen: 1")
 
 
 def test_threads_that_are_faster_all_the_same_stay():
