@@ -31,6 +31,7 @@ from farzi_hf.distillation.teacher import (
 )
 from farzi_hf.engine.devices import portions
 from farzi_hf.report.comparison import Comparison
+from farzi_hf.report.rows import TriedStudent
 from farzi_hf.report.trial_folder import TrialFolder
 from farzi_hf.report.trials import Trial, width_of, words_of
 from farzi_hf.summary import FarziData
@@ -121,6 +122,8 @@ class SearchTrials:
     """Makes what is called with the seconds of each step of one training of a teacher; none where
     the number of threads is no choice.
     """
+    students: dict[str, TriedStudent] = field(init=False, default_factory=dict)
+    """Those of this start's trials, by the names of the trials."""
 
     def __post_init__(self) -> None:
         self._began = (time.perf_counter(), time.process_time())
@@ -450,6 +453,10 @@ class SearchTrials:
         self, learner: Mapping[str, Any], packed: Trial, settings: Mapping[str, Any]
     ) -> Trial:
         """One student of the packed teacher."""
+        steps = settings["inner_steps"]
+        rows = f"{settings['synthetic_batch_size']} {settings['inputs']} rows"
+        rate = settings["inner_learning_rate"]
+        name = f"student, {steps:,} steps of {rows}, learning rate {rate}"
 
         def make() -> dict[str, Any]:
             farzi = FarziData.from_pretrained(self.folder / packed.found["folder"])
@@ -458,6 +465,7 @@ class SearchTrials:
             began = time.perf_counter()
             student = trainer.students.on_summary(0)
             taken = time.perf_counter() - began
+            self.students[name] = TriedStudent(student, round(taken, 2))
             judged = self.judged(trainer, trainer.learner, student)
             return {
                 **judged,
@@ -467,10 +475,6 @@ class SearchTrials:
                 "found": dict(settings),
             }
 
-        steps = settings["inner_steps"]
-        rows = f"{settings['synthetic_batch_size']} {settings['inputs']} rows"
-        rate = settings["inner_learning_rate"]
-        name = f"student, {steps:,} steps of {rows}, learning rate {rate}"
         return self.trial(name, make, key=f"student, {steps} steps of {rows}, learning rate {rate}")
 
     def _apart(self, difference: float) -> str:

@@ -92,15 +92,15 @@ _CLOSE_RANKS = 0.05
 """The same of ranks, for 1 % of HR@100."""
 _IDS = 100_000
 """Of the validation part; more would tell little more, and take long."""
-_AGAIN = 3.0
-"""How many trainings as long as a student's the comparison makes: the student once more, and all
-data for as many seconds, with a few trials.
+_OF_ALL_DATA = 2.0
+"""How many trainings as long as a student's the comparison makes: one on all data, and a few trials
+that choose its way. The student itself is that of its trial.
 """
 _AFTER_ROWS = 0.4
 """Of the seconds of files, card and figures, those after the last row of the comparison."""
-_STUDENTS_NEED = 3
-"""Trainings of a student that there is time for in any case: a trial, and in the comparison one on
-the summary and one on all data.
+_STUDENTS_NEED = 2
+"""Trainings of a student that there is time for in any case: one on the summary, and in the
+comparison one on all data.
 """
 _MEASURED = 4
 """Models that are measured from the first trial of a student on: it, and three of the comparison.
@@ -340,6 +340,7 @@ class Search:
             packed=packed,
             due=time.perf_counter() + self.trials.left - _AFTER_ROWS * self.trials.seconds_of_files,
             is_tried=student.error is not None,
+            student=self.trials.students.get(student.name),
         )
 
     # -- time --------------------------------------------------------------------------------------
@@ -587,7 +588,7 @@ class Search:
         return next(trial for trial in in_time if trial.error <= best + _EQUAL)
 
     def _can_be_compared(self, student: Trial) -> bool:
-        """Whether there is time to train this student again, and all data for as long."""
+        """Whether there is time to train on all data for as long as this student."""
         _, measuring = self.trials.pace
         trainings = (_STUDENTS_NEED - 1) * student.training_seconds
         needed = trainings + (_MEASURED - 1) * measuring + self.trials.seconds_of_files
@@ -616,7 +617,7 @@ class Search:
         """
         each, measuring = self.trials.pace
         left = self.trials.left - (_MEASURED - 1) * measuring - self.trials.seconds_of_files
-        in_time = int(left / (_STUDENTS_NEED - 1) / max(each, 1e-9))
+        in_time = int(left / _STUDENTS_NEED / max(each, 1e-9))
         steps = min(settings["inner_steps"], max(SHORTEST, in_time))
         steps = self.trials.decided("steps of students that are not tried", steps)
         found = {**settings, **self.trials.asked(inner_steps=steps)}
@@ -639,7 +640,7 @@ class Search:
     def _has_time_for(
         self, settings: Mapping[str, Any], tried: Sequence[Trial], packed: Trial
     ) -> bool:
-        """Whether a student of these settings can be tried, and trained again in the comparison.
+        """Whether a student of these settings can be tried, and compared with all data.
         Its time is that of the last one in the proportion of its steps, and that of writing rows,
         if the last one has not written any; that of the first one is known by the first answer.
         """
@@ -651,5 +652,5 @@ class Search:
             rows = settings["inner_steps"] * settings["synthetic_batch_size"]
             seconds += rows * self.trials.seconds_of_row(packed, settings["inputs"])
         measuring = last.seconds - last.training_seconds
-        needed = (1 + _AGAIN) * seconds + measuring + self.trials.seconds_of_files
+        needed = (1 + _OF_ALL_DATA) * seconds + measuring + self.trials.seconds_of_files
         return needed <= self.trials.left

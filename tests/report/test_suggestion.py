@@ -21,9 +21,12 @@ from farzi_hf.common.files import exclusive
 from farzi_hf.data import tokenize, word_tokenizer
 from farzi_hf.distillation.teacher import Pace, TeacherTraining
 from farzi_hf.report import search_trials, suggestion
+from farzi_hf.report.comparison import Comparison
+from farzi_hf.report.rows import on_summary
 from farzi_hf.report.search_trials import PACKINGS, SearchTrials
 from farzi_hf.report.suggestion import Search
 from farzi_hf.report.trials import Suggestion, Trial, leaderboard
+from farzi_hf.report.verdict import first_rows
 
 GPT2 = {
     "model_type": "gpt2",
@@ -133,6 +136,27 @@ def test_the_choice_distilled_again_is_the_summary_of_the_trials(text, finished)
     trainer.train()
     assert trainer.model.fingerprint() == found.summary.fingerprint()
     assert trainer.model.config.inner == found.summary.config.inner
+
+
+def test_the_comparison_takes_the_student_of_the_trial(text, finished, monkeypatch):
+    """It trained the same student once more, for forty seconds of ten minutes."""
+    splits, task = text
+    found = finished[1]
+    trainer = FarziTrainer(
+        task.learner_config(found.learner, found.config.sequence_length),
+        found.config,
+        splits["train"],
+        splits["validation"],
+        task=task,
+        farzi_data=found.summary,
+    )
+    c = Comparison.of_trainer(trainer, splits, num_students=1)
+    again = on_summary(c, "trained again")
+    monkeypatch.setattr(Comparison, "on_summary_each", None)
+    first = first_rows(c, "ours", found.long_row(c), tried=found.student)[0]
+    assert (first.nbytes, first.steps) == (again.nbytes, again.steps)
+    assert np.array_equal(first.students[0], again.students[0])
+    assert first.seconds == found.student.seconds
 
 
 def test_a_second_start_repeats_no_trial(text, finished, trials, monkeypatch):
@@ -532,7 +556,7 @@ def test_a_longer_student_is_not_tried_where_given_steps_leave_no_time(text, tmp
         Trial("teacher", found={"learner": GPT2}),
         Trial("packed", 1.0, found={"storage": "coded6", "folder": "packed"}),
     )
-    seconds = 10.0  # after two of them, 40 s are left: not enough for 1 + 3 more
+    seconds = 12.0  # after two of them, 36 s are left: not enough for 1 + 2 more, and files
 
     def student(learner, packed, settings):
         made.trials.made.append(
@@ -707,7 +731,7 @@ def test_students_of_text_read_nearly_all_positions_that_are_tested(
     assert beyond <= 0.002
 
 
-@pytest.mark.parametrize(("spent", "chosen"), [(0.0, "written"), (20.0, "drawn"), (58.0, "drawn")])
+@pytest.mark.parametrize(("spent", "chosen"), [(0.0, "written"), (30.0, "drawn"), (58.0, "drawn")])
 def test_a_student_is_taken_for_whose_comparison_time_is_left(spent, chosen, text, tmp_path):
     """The better one takes ten seconds, and so do all data in as many; files take nine."""
     found = search(text, tmp_path)
