@@ -76,22 +76,17 @@ settings.load_profile("farzi")
 
 
 _LONGEST = (
-    "test_readme.py",
     "test_suggestion.py",
+    "test_minutes.py",
+    "test_rotary_layers.py",
     "test_weigh.py",
     "test_carried_teacher.py",
     "test_attribute.py",
     "test_own.py",
-    "test_verdict.py",
-    "test_untrusted.py",
-    "test_full_data.py",
-    "test_chat_template.py",
-    "test_run.py",
-    "test_carried.py",
+    "test_teacher.py",
     "test_licensed_text.py",
 )
-"""Files that take seven seconds of a processor and more."""
-
+"""Files that take six seconds of a processor and more."""
 
 _FORKING = (
     "test_untrusted.py",
