@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from farzi_hf.data.seeds import seeded
 from farzi_hf.summary.layers import (
     OF_A_LAYER,
     layers_at_another_width,
@@ -98,8 +99,9 @@ def start_values(
 ) -> dict[str, Tensor]:
     """The values of the parameters that `start` sets, by name, of the model's types and devices."""
     check_student(model, vocabulary_size(teacher))
-    tables = tables_of(teacher)
-    student = _Look(model)
+    with seeded():  # a new model has dropout, and the caller's random numbers stay as they are
+        tables = tables_of(teacher)
+        student = _Look(model)
     maps = maps_between(tables, student.widths, student.head_name == student.embedding_name)
     values = {student.embedding_name: maps.inputs(tables.inputs) / student.input_scale}
     if student.head_name is not None and tables.head is not None:

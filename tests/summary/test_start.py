@@ -245,3 +245,12 @@ def test_tables_are_no_part_of_a_graph():
     tables = tables_of(model_of("gpt2", tie_word_embeddings=False))
     assert not tables.inputs.requires_grad
     assert not tables.head.requires_grad
+
+
+def test_the_random_numbers_of_the_caller_stay_as_they_are():
+    student = model_of("gpt2", attn_pdrop=0.1, embd_pdrop=0.1).train()
+    teacher = model_of("llama")
+    before = torch.random.get_rng_state()
+    start(teacher, student)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert student.training
