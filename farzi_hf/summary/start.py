@@ -107,7 +107,8 @@ def start_values(
     if student.head_name is not None and tables.head is not None:
         is_tied = student.head_name == student.embedding_name
         if not is_tied:
-            values[student.head_name] = maps.head(tables.head) / student.output_scale
+            weight = maps.head(tables.head) / student.output_scale
+            values[student.head_name] = weight / student.own_gain
         if student.bias_name is not None and tables.bias is not None:
             values[student.bias_name] = tables.bias / student.output_scale
     if student.positions is not None and tables.positions is not None:
@@ -241,6 +242,18 @@ class _Look:
             if _POSITIONS.search(name) and parameter.dim() == 2 and parameter.shape[1] == width:
                 return name, parameter
         return None
+
+    @property
+    def own_gain(self) -> float:
+        """The gain with which a new model's last norm begins, of all dimensions: mostly 1. A
+        Nemotron adds 1 to weights that begin at 1. 1 where dimensions differ, as in a trained
+        model.
+        """
+        gain, _ = self.last_norm()
+        first = float(gain[0])
+        is_equal = bool((gain == first).all())
+        is_another = first != 0 and abs(first - 1) > 1e-3  # that of a Gemma is 1 but for rounding
+        return first if is_equal and is_another else 1.0
 
     def read_all(self) -> Tensor:
         """(V, e): what the module of the embedding returns for all entries."""

@@ -254,3 +254,16 @@ def test_the_random_numbers_of_the_caller_stay_as_they_are():
     start(teacher, student)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert student.training
+
+
+def test_a_new_norm_may_have_another_gain_than_one():
+    """A Nemotron adds one to weights that begin at one, so its states are twice as large."""
+    teacher = model_of("gpt2", tie_word_embeddings=False)
+    attention = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16, "vocab_size": V}
+    student = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("nemotron", **sizes, **attention, **SPECIAL)
+    )
+    names = start(teacher, student)
+    assert names == ["model.embed_tokens.weight", "lm_head.weight"]
+    torch.testing.assert_close(tables_of(student).head, tables_of(teacher).head)
