@@ -112,6 +112,7 @@ def test_with_groups_mixtures_of_them_are_compared_too(folder, tmp_path, capsys)
     assert "gradient cosine" not in printed
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was_killed(folder, tmp_path, monkeypatch, capsys):
     written = choice._KeptChoices.write
 
