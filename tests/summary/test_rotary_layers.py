@@ -13,7 +13,7 @@ from tiny_models import LENGTH, tiny_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2LMHeadModel, PreTrainedModel
 
-from farzi_hf.summary import FarziData, rotary_layers
+from farzi_hf.summary import FarziData, rotations
 from farzi_hf.summary.start import start
 from farzi_hf.summary.student_starts import STUDENT_STARTS
 
@@ -188,7 +188,7 @@ def test_it_is_near_in_other_sizes(changes):
 def test_the_steps_of_queries_and_keys_bring_it_nearer(monkeypatch):
     teacher = trained()
     ours = started(teacher, student(), rows=rows)
-    monkeypatch.setattr(rotary_layers, "_RATE", 0.0)
+    monkeypatch.setattr(rotations, "_RATE", 0.0)
     without = started(teacher, student(), rows=rows)
     assert divergence(teacher, ours) < 0.7 * divergence(teacher, without)
 
