@@ -15,8 +15,8 @@ Known as GUIDE (arXiv 2510.06502) and weight subcloning (arXiv 2312.09299), for 
 family; and SimKD's reused head (arXiv 2203.14001).
 
 A student of the teacher's own kind begins with its layers, too, if it has more of them, or another
-width for which there is a map; see `farzi_hf.summary.layers`. So does a Llama, whose teacher is a
-GPT-2; see `farzi_hf.summary.rotary_layers`.
+width for which there is a map; see `farzi_hf.summary.layers`. So does a Llama or a GPT-NeoX, whose
+teacher is a GPT-2; see `farzi_hf.summary.rotary_layers` and `farzi_hf.summary.neox_layers`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from farzi_hf.summary.layers import (
     normed,
 )
 from farzi_hf.summary.narrower import Rows, narrower_layers
+from farzi_hf.summary.neox_layers import neox_layers
 from farzi_hf.summary.rotary_layers import rotary_layers
 from farzi_hf.summary.soft_tokens import check_student, vocabulary_size
 from farzi_hf.summary.teacher import no_padding, parameter_names, whole
@@ -134,7 +135,8 @@ def _layers(
     """
     maps = [layers_of_a_deeper_model]
     if rows is not None:
-        maps += [partial(narrower_layers, rows=rows), partial(rotary_layers, rows=rows)]
+        of_rows = (narrower_layers, rotary_layers, neox_layers)
+        maps += [partial(make, rows=rows) for make in of_rows]
     maps.append(layers_at_another_width)
     found = (make(teacher, model) for make in maps)
     return next(filter(None, found), {})
