@@ -148,7 +148,8 @@ def share_of_rate(teacher: PreTrainedModel, model: PreTrainedModel, names: Itera
 
     A student that begins with layers and is as wide as its teacher does nearly what the teacher
     does, before its first step. Steps of the whole rate lead it away from there. A narrower one has
-    more to learn (`recipes/LOG.md`, "Rates of students that begin with layers").
+    more to learn (`recipes/LOG.md`, "Rates of students that begin with layers"), and so has one
+    whose MLPs do not read what attention writes beside them.
 
     Args:
         teacher: whose parameters they are.
@@ -157,7 +158,9 @@ def share_of_rate(teacher: PreTrainedModel, model: PreTrainedModel, names: Itera
     """
     widths = [each.get_input_embeddings().weight.shape[1] for each in (teacher, model)]
     has_layers = any(OF_A_LAYER.search(name) for name in names)
-    return _WITH_ALL_OF_IT if has_layers and widths[1] >= widths[0] else 1.0
+    is_parallel = getattr(model.config, "use_parallel_residual", False)
+    has_all = has_layers and widths[1] >= widths[0] and not is_parallel
+    return _WITH_ALL_OF_IT if has_all else 1.0
 
 
 def _first_position(name: str) -> int:
