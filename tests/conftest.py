@@ -93,14 +93,43 @@ _LONGEST = (
 """Files that take seven seconds of a processor and more."""
 
 
+_FORKING = (
+    "test_untrusted.py",
+    "test_run.py",
+    "test_load_budget.py",
+    "test_processes.py",
+    "test_opened_files.py",
+    "test_checkpoints.py",
+)
+"""Files whose tests fork processes from one that has imported everything, see `trainer_runs`."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests have ten minutes. The longest files come first: last, they would leave one core
     idle, because `make test` gives a file to one process, which makes its fixtures once.
     """
-    items.sort(key=lambda item: item.path.name not in _LONGEST)
+    items.sort(key=lambda item: item.path.name not in _LONGEST + _FORKING)
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """`make test` gives the files that fork to one process, so the one from which they fork imports
+    everything once, which takes five seconds of a processor. Any other file goes to a process as a
+    whole.
+    """
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = super()._split_scope(nodeid)
+            return "forking" if Path(path).name in _FORKING else path
+
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -44,8 +44,13 @@ class Evidence:
 
     @property
     def relative(self) -> Tensor:
-        """(n,): the scores, divided by their standard deviation over the rows that were read."""
-        return self.scores / self.scores[self.reads > 0].std().clamp(min=1e-30)
+        """(n,): the scores, divided by their standard deviation over the rows that were read; zeros
+        where that is one row, which nothing can be compared with.
+        """
+        of_read = self.scores[self.reads > 0]
+        if len(of_read) < 2:
+            return torch.zeros_like(self.scores)
+        return self.scores / of_read.std().clamp(min=1e-30)
 
 
 class Learnt(ABC):
@@ -81,6 +86,8 @@ class Learnt(ABC):
 class RowWeights(Learnt):
     """A weight for each row: w ← clamp(w + rate · clamp(z, −1, 1), 0, 3), where z is the row's
     influence for each time that it was read, in standard deviations. A row that was not read stays.
+    If all rows harm the target so much that none would have a weight, those that harm least stay:
+    the same is added to the weights of all that have one, so that the highest is the rate.
     """
 
     numbers: Tensor
@@ -95,6 +102,10 @@ class RowWeights(Learnt):
 
     def stepped(self, evidence: Evidence) -> RowWeights:
         moved = self.numbers + self.rate * evidence.relative.clamp(-1, 1)
+        has_weight = self.numbers > 0
+        highest = moved[has_weight].max()
+        if highest <= 0:
+            moved = torch.where(has_weight, moved - highest + self.rate, moved)
         return self.at(moved.clamp(0, LARGEST))
 
     def at(self, numbers: Tensor) -> RowWeights:

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from farzi_hf.data.seeds import seeded
 from farzi_hf.summary.layers import (
     OF_A_LAYER,
     layers_at_another_width,
@@ -99,14 +100,16 @@ def start_values(
 ) -> dict[str, Tensor]:
     """The values of the parameters that `start` sets, by name, of the model's types and devices."""
     check_student(model, vocabulary_size(teacher))
-    tables = tables_of(teacher)
-    student = _Look(model)
+    with seeded():  # a new model has dropout, and the caller's random numbers stay as they are
+        tables = tables_of(teacher)
+        student = _Look(model)
     maps = maps_between(tables, student.widths, student.head_name == student.embedding_name)
     values = {student.embedding_name: maps.inputs(tables.inputs) / student.input_scale}
     if student.head_name is not None and tables.head is not None:
         is_tied = student.head_name == student.embedding_name
         if not is_tied:
-            values[student.head_name] = maps.head(tables.head) / student.output_scale
+            weight = maps.head(tables.head) / student.output_scale
+            values[student.head_name] = weight / student.own_gain
         if student.bias_name is not None and tables.bias is not None:
             values[student.bias_name] = tables.bias / student.output_scale
     if student.positions is not None and tables.positions is not None:
@@ -244,6 +247,18 @@ class _Look:
             if _POSITIONS.search(name) and parameter.dim() == 2 and parameter.shape[1] == width:
                 return name, parameter
         return None
+
+    @property
+    def own_gain(self) -> float:
+        """The gain with which a new model's last norm begins, of all dimensions: mostly 1. A
+        Nemotron adds 1 to weights that begin at 1. 1 where dimensions differ, as in a trained
+        model.
+        """
+        gain, _ = self.last_norm()
+        first = float(gain[0])
+        is_equal = bool((gain == first).all())
+        is_another = first != 0 and abs(first - 1) > 1e-3  # that of a Gemma is 1 but for rounding
+        return first if is_equal and is_another else 1.0
 
     def read_all(self) -> Tensor:
         """(V, e): what the module of the embedding returns for all entries."""

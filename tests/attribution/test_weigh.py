@@ -194,6 +194,23 @@ def test_weights_stay_between_0_and_3_and_rows_that_were_not_read_where_they_are
     assert 1.0 < moved[3] < 1.1
 
 
+def test_where_all_rows_harm_the_target_those_that_harm_least_stay():
+    learnt = RowWeights(torch.tensor([1.0, 0.2, 0.3, 0.0]))
+    scores = torch.tensor([-10.0, -10.1, -10.2, 0.0])
+    reads = torch.tensor([1, 1, 1, 0])
+    for _ in range(8):
+        learnt = learnt.stepped(Evidence(scores, reads))
+        assert bool(learnt.weights().sum() > 0)
+    assert learnt.weights()[0] > 0
+    assert learnt.weights()[3] == 0
+
+
+def test_of_one_row_that_was_read_nothing_is_learnt():
+    learnt = RowWeights(torch.tensor([1.0, 0.0]))
+    evidence = Evidence(torch.tensor([-0.2, 0.0]), torch.tensor([3, 0]))
+    assert learnt.stepped(evidence).weights().tolist() == [1.0, 0.0]
+
+
 def test_a_mixture_moves_to_the_groups_that_help_and_less_where_their_rows_disagree():
     groups = Groups(["a"] * 4 + ["b"] * 4 + ["c"] * 4)
     begin = GroupWeights(torch.zeros(3), groups)
@@ -320,6 +337,10 @@ def test_a_share_of_rows_is_a_number_of_them():
     assert number_kept(0.1, 36) == 4
     assert number_kept(36, 36) == 36
     assert number_kept(None, 36) == 36
+    assert number_kept(1, 36) == 1
+    assert number_kept(1.0, 36) == 36
+    assert number_kept(12.0, 36) == 12
+    assert number_kept(np.int64(5), 36) == 5
 
 
 # -- smoothness ------------------------------------------------------------------------------------

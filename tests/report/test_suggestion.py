@@ -283,6 +283,7 @@ def test_trials_of_an_older_version_are_used_with_a_warning(
     ]
 
 
+@pytest.mark.slow
 def test_a_training_of_other_settings_is_not_gone_on_with(text, tmp_path, monkeypatch):
     """Its state had the same name."""
     folders, keep = (tmp_path / "one", tmp_path / "two"), TeacherTraining._keep
@@ -455,7 +456,7 @@ def test_a_teacher_has_the_fewest_bits_that_fit_and_lose_nothing(
 @pytest.mark.parametrize(
     "fixed",
     [
-        {"storage": "coded4"},
+        pytest.param({"storage": "coded4"}, marks=pytest.mark.slow),
         {"storage": "int8", "inner_steps": 3},
         {"packing_penalty": 0.01, "teacher_steps": 5},
     ],
@@ -581,6 +582,7 @@ def test_items_have_learners_of_their_own(tmp_path):
     assert (found.teacher_optimizer, found.inner_optimizer) == ("adam", "soap")
 
 
+@pytest.mark.slow
 def test_histories_of_one_item_are_no_obstacle(tmp_path):
     """They stand in the training part where each user's last items are held out."""
     given = small_interactions()
@@ -841,23 +843,6 @@ def test_text_has_few_long_trials(minutes, most, widths, text, tmp_path):
     """The widest that fits and has time to learn."""
     found = Search(*text, tmp_path, "run", minutes=minutes, most=most, fixed=FIXED)
     assert [learner["n_embd"] for learner in found.learners] == widths
-
-
-@pytest.mark.parametrize(("of_one", "chosen"), [(0.1, 1), (0.4, 2)])
-def test_threads_that_wait_for_each_other_are_not_used(of_one, chosen, text, tmp_path):
-    """Beside another program, a step of two threads took 265 ms, and one of one thread 92 ms."""
-    before = torch.get_num_threads()
-    try:
-        for seconds in ({1: of_one, 2: 0.3}, {}):  # the second start measures nothing
-            torch.set_num_threads(2)
-            made = search(text, tmp_path, learner=GPT2)
-            made.trials.step_seconds = lambda learner, steps, seconds=seconds: seconds[
-                torch.get_num_threads()
-            ]
-            made.choose_threads()
-            assert torch.get_num_threads() == chosen
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_small_summaries_reserve_less_time_for_files() -> None:

@@ -62,14 +62,22 @@ def of_equal_length() -> GPT2LMHeadModel:
     return teacher
 
 
-@pytest.mark.parametrize("kind", KINDS)
+SHAPES = (
+    {},
+    {"width": 24},
+    {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8},
+    {"width": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+)
+OF_LLAMA = [("llama", shape) for shape in SHAPES]
+OF_OTHERS = [(kind, shape) for kind in KINDS[1:] for shape in SHAPES[:-1]]
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("kind", "changes"),
     [
-        {},
-        {"width": 24},
-        {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8},
-        {"width": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+        *OF_LLAMA,
+        *((kind, SHAPES[-1]) for kind in KINDS[1:]),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in OF_OTHERS),
     ],
 )
 @torch.no_grad()
@@ -99,7 +107,7 @@ def test_norms_biases_and_values_are_exact(kind, changes):
 # -- near ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(
     "kind", ["llama", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
 )
