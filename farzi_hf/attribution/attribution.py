@@ -303,7 +303,11 @@ class Attribution:
             pq.write_table(self._queries_table(), staging / "queries.parquet")
             if self.groups is not None:
                 pq.write_table(self._groups_table(), staging / "groups.parquet")
-                self.plot_groups().savefig(staging / _HEAT_MAP, dpi=120)
+                from farzi_hf.common.fonts import fonts_of  # and matplotlib, which takes long
+
+                figure = self.plot_groups()
+                with fonts_of(figure):
+                    figure.savefig(staging / _HEAT_MAP, dpi=120)
             (staging / "README.md").write_text(self._card(), encoding="utf-8")
             staging.rename(folder)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,8 @@ def weigh(
         target_dataset: rows of what is to be predicted well, in the form of the training set. Of a
             mapping from names to such sets the mean of their losses is meant.
         outer_steps: how many; each costs about six trainings.
-        keep: how many rows stay, or, below 1, which share of them: those of the highest weights.
-            None keeps all whose weight is not 0.
+        keep: how many rows stay, or, as a float up to 1.0, which share of them: those of the
+            highest weights. None keeps all whose weight is not 0.
         prior: (n,) the weights to begin with, such as 1 for rows that a cheap way has chosen; rows
             of weight 0 stay out. By default all begin at 1. With groups, those of one group have
             to be equal, because its rows share its part equally.
@@ -125,19 +126,21 @@ def weigh(
 
 
 def number_kept(keep: float | None, count: int) -> int:
-    """How many of `count` rows stay. Raises ValueError if that is not from 1 to all."""
+    """How many of `count` rows stay; 1.0 is the share of all, and 1 one row. Raises ValueError if
+    that is not from 1 to all.
+    """
     if keep is None:
         return count
-    is_number = isinstance(keep, int | float) and not isinstance(keep, bool)
-    number = 0
-    if is_number and 0 < keep <= count:
-        number = max(1, round(keep * count)) if keep < 1 else int(keep)
-    if not number or (keep >= 1 and number != keep):
+    is_number = isinstance(keep, Real) and not isinstance(keep, bool)
+    if is_number and not isinstance(keep, Integral) and 0 < keep <= 1:
+        return max(1, round(keep * count))
+    is_count = is_number and 1 <= keep <= count and keep == int(keep)
+    if not is_count:
         raise ValueError(
             f"keep={keep!r}: there are {count} rows; give a whole number of them, or a share below"
             " 1, such as 0.1"
         )
-    return number
+    return int(keep)
 
 
 def _begin(prior: Tensor | Sequence[float] | None, groups: Groups | None, count: int) -> Learnt:

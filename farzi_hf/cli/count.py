@@ -171,7 +171,7 @@ def _count(args: Namespace) -> None:
 
 
 def _score(counted: Counts, args: Namespace) -> None:
-    names = ("text_column",) if isinstance(counted, CountedText) else _COLUMNS
+    names = ("text_column", "rows") if isinstance(counted, CountedText) else _COLUMNS
     with redirect_stdout(sys.stderr):
         rows = counted.sequences_of(args.score, **{name: getattr(args, name) for name in names})
         rows = rows.filter(lambda row: len(row["input_ids"]) > 1)

@@ -280,7 +280,7 @@ class Distillation:
             if self.chosen is None:
                 return first_rows(self.comparison, name)
             long = self.chosen.long_row(self.comparison)
-            return first_rows(self.comparison, name, long, self.chosen.due)
+            return first_rows(self.comparison, name, long, self.chosen.due, self.chosen.student)
         students = self.students(before)
         return [*students, *self.baselines(students[0])]
 

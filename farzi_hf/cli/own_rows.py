@@ -86,15 +86,22 @@ class WholeText(Reading):
 
 
 class Completion(Reading):
-    """The columns `prompt` and `completion`, of which the completion is predicted. Between them is
-    a line break, unless one of them has a blank there.
+    """The columns `prompt` and `completion`, of which the completion is predicted. Between two texts
+    is a line break, unless one of them has a blank there. Two lists of messages are the parts of
+    one chat; of the second, the messages of the assistant are predicted.
     """
 
     def __call__(
         self, row: Mapping[str, Any], template: ChatTemplate, where: str
     ) -> tuple[str, list[Span]]:
-        prompt = "" if row["prompt"] is None else str(row["prompt"])
-        completion = "" if row["completion"] is None else str(row["completion"]).rstrip()
+        parts = [row.get("prompt"), row.get("completion")]
+        if any(isinstance(part, list) for part in parts):
+            prompt, completion = (_messages(part, where) for part in parts)
+            if not completion:
+                return "", []
+            return _answers([*prompt, *completion], len(prompt), template, where)
+        prompt, completion = (_plain(part, where) for part in parts)
+        completion = completion.rstrip()
         if not completion:
             return "", []
         has_blank = not prompt or prompt[-1].isspace() or completion[0].isspace()
@@ -108,22 +115,62 @@ class Answers(Reading):
     def __call__(
         self, row: Mapping[str, Any], template: ChatTemplate, where: str
     ) -> tuple[str, list[Span]]:
-        text = text_of(row["messages"], template, where)
-        spans = []
-        begin = 0
-        for message in row["messages"] or ():
-            content = str(message["content"] or "").strip()
-            begin = text.find(content, begin)
-            if begin < 0:
-                raise ValueError(
-                    f"{where}: the tokenizer's template does not write the text of a message;"
-                    " name the --column, and the whole chat is predicted"
-                )
-            end = begin + len(content)
-            if message["role"] == "assistant":
-                spans.append((begin, end))
-            begin = end
-        return text, spans
+        return _answers(_messages(row.get("messages"), where), 0, template, where)
+
+
+def _answers(
+    chat: list[dict[str, Any]], first: int, template: ChatTemplate, where: str
+) -> tuple[str, list[Span]]:
+    """The text of a chat, and where the messages of the assistant are in it, from a number on.
+
+    Args:
+        chat: messages.
+        first: the number of the first message that may be predicted.
+        template: of the tokenizer.
+        where: names the row in an error.
+    """
+    text = text_of(chat, template, where)
+    spans = []
+    begin = 0
+    for number, message in enumerate(chat):
+        content = str(message.get("content") or "").strip()
+        begin = text.find(content, begin)
+        if begin < 0:
+            raise ValueError(
+                f"{where}: the tokenizer's template does not write the text of a message;"
+                " name the --column, and the whole chat is predicted"
+            )
+        end = begin + len(content)
+        if message["role"] == "assistant" and number >= first:
+            spans.append((begin, end))
+        begin = end
+    return text, spans
+
+
+def _plain(value: Any, where: str) -> str:
+    """A text of a prompt or a completion, or a number as a text; "" of nothing."""
+    if value is None:
+        return ""
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise ValueError(
+        f"{where}: prompt and completion hold {value!r:.80}; give two texts, or two lists of"
+        " messages"
+    )
+
+
+def _messages(value: Any, where: str) -> list[dict[str, Any]]:
+    """The messages of a chat, or of a part of one; none of nothing."""
+    value = [] if value is None else value
+    are_messages = isinstance(value, list) and all(
+        isinstance(message, dict) and "role" in message for message in value
+    )
+    if not are_messages:
+        raise ValueError(
+            f"{where}: {value!r:.80} is no list of messages, each with role and content; give one,"
+            " or name the --column"
+        )
+    return value
 
 
 def reading_of(columns: Sequence[str], column: str | None) -> Reading:

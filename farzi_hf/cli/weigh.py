@@ -150,18 +150,20 @@ def _parser() -> CommandParser:
     return parser
 
 
-def _share(text: str) -> float | None:
-    """The number of rows, or the share of them, that a user has typed; None for all."""
+def _share(text: str) -> float:
+    """The number of rows, or the share of them, that a user has typed: 1 is one row, 1.0 and 100%
+    are all.
+    """
     is_share = text.endswith("%")
     try:
         number = float(text.removesuffix("%"))
     except ValueError:
         raise ValueError(f"--keep {text!r} is not a number; give 500, 0.1 or 10%") from None
     if not is_share:
-        return int(number) if number.is_integer() else number
+        return int(text) if text.isdecimal() else number
     if number > 100:
         raise ValueError(f"--keep {text!r} is more than all rows; give at most 100%")
-    return None if number == 100 else number / 100  # the number 1 would be one row
+    return number / 100
 
 
 def _parts(target: OwnRows, test: Sequence[OwnRows], seed: int) -> dict[str, Dataset]:

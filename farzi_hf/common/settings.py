@@ -117,6 +117,12 @@ def _share(shared: Setting, name: str, default: Any, help: str, choices: dict[st
         shared.metadata["help"] += f"; {help}"
 
 
+@cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    """The types of the fields of a dataclass. Python compiles each text among its annotations."""
+    return get_type_hints(kind)
+
+
 def settings_of(kind: Any) -> Iterator[tuple[str, Any, Field]]:
     """The settings that a variant declares: the name in the config, the type and the field of
     each.
@@ -125,7 +131,7 @@ def settings_of(kind: Any) -> Iterator[tuple[str, Any, Field]]:
     if not is_dataclass(kind):
         return
     declared = [each for each in fields(kind) if "help" in each.metadata]
-    hints = get_type_hints(kind) if declared else {}
+    hints = _hints(kind) if declared else {}
     for each in declared:
         hint = hints[each.name]
         # A list, because YAML and the command line know no tuples.
@@ -227,7 +233,7 @@ def converted(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     them otherwise; NumPy's numbers become Python's, and paths texts. Only annotations of plain
     types and of lists of them count, other fields are left out; a default is always right.
     """
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     changed_values = {}
     for each in fields(kind):
         name = each.name

@@ -213,11 +213,7 @@ def load_text(
     kind = None if files is None else kind_of(files.splits)
     if files is not None:
         files.say_left_out(path_or_repo)
-    if kind == "text":
-        reading = _plain_text(streams, path_or_repo, rows)
-    else:
-        column = _column_to_read(streams, path_or_repo, column, kind)
-        reading = _Reading(streams(column=column), column, f"in column {column!r}")
+    reading = _reading(streams, path_or_repo, column, kind, rows)
     if kind == "csv":
         _say_skipped(files.splits)
     if isinstance(tokenizer, (str, Path)):
@@ -228,14 +224,14 @@ def load_text(
     }
     if kind == "json" and not any(texts.values()):
         # It says that there is none.
-        _text_column(_head(streams(), path_or_repo), path_or_repo, column)
+        _text_column(_head(streams(), path_or_repo), path_or_repo, reading.column)
     splits = split_texts(texts, path_or_repo)
     if tokenizer is None:
         tokenizer = _made(splits.texts["train"], vocab_size)
     data = TextData(_with_ids(splits.texts, tokenizer, path_or_repo))
     sizes = [len(part) for part in data.values()]
     data.tokenizer = tokenizer
-    data.column = column
+    data.column = column if kind == "text" else reading.column
     data.split = f"{splits.origin} ({' / '.join(f'{size:,}' for size in sizes)})"
     if splits.duplicates:
         count = count_of(splits.duplicates, "duplicate")
@@ -260,6 +256,36 @@ class _Reading:
 
 Streams = Callable[..., Mapping[str, IterableDataset]]
 """`stream_of` of one source."""
+
+
+def _reading(
+    streams: Streams, source: str | Path, column: str | None, kind: str | None, rows: str | None
+) -> _Reading:
+    """How a source is read, of which the arguments are those of `load_text`.
+
+    Args:
+        kind: of its files, see `kind_of`.
+    """
+    if kind == "text":
+        return _plain_text(streams, source, rows)
+    column = _column_to_read(streams, source, column, kind)
+    return _Reading(streams(column=column), column, f"in column {column!r}")
+
+
+def first_texts(
+    source: str | Path, tokenizer: Any, column: str | None = None, rows: str | None = None
+) -> list[str]:
+    """The rows of a text that are not blank, as `load_text` reads them: of the train split, if there
+    are several.
+
+    Args:
+        tokenizer: writes out chats.
+        column, rows: as in `load_text`, found in the same way.
+    """
+    kind = kind_of(files_of(source))
+    reading = _reading(partial(stream_of, source), source, column, kind, rows)
+    stream = reading.streams.get("train", next(iter(reading.streams.values())))
+    return texts_of(stream, reading.column, tokenizer, source, kind == "text")
 
 
 def _plain_text(streams: Streams, source: str | Path, rows: str | None) -> _Reading:

@@ -294,19 +294,16 @@ class Students:
     def on_summary(self, index: int = 0) -> Parameters:
         """θ_T of student `index` of the summary as it is now."""
         seed = derive(self.seed, Purpose.EVALUATION_STUDENT, index)
-        start, training = self._beginning(seed)
+        start, training = self.beginning(seed)
         return training(self.learner, self.farzi.tensors, start=start, steps=self.steps, seed=seed)
 
-    def first_parameters(self, seed: int) -> Parameters:
-        """θ_0 of a student of the summary: new weights, and what its start sets among them.
+    def beginning(self, seed: int) -> tuple[Parameters, SyntheticTraining]:
+        """θ_0 of a student of the summary, and the training with the learning rate that such a
+        start wants. θ_0 are new weights, and what the start sets among them.
 
         A learner whose weights are given, and not drawn, keeps them, and so do parameters that do
         not train.
         """
-        return self._beginning(seed)[0]
-
-    def _beginning(self, seed: int) -> tuple[Parameters, SyntheticTraining]:
-        """θ_0, and the training with the learning rate that such a start wants."""
         fresh = self.learner.initial_parameters(seed, self.device)
         start = self.training.student_start
         forms = self.farzi.forms
@@ -359,7 +356,7 @@ class Students:
         learner = self.learner
         tensors = self.farzi.tensors
         seeds = [derive(self.seed, Purpose.EVALUATION_STUDENT, index) for index in numbers]
-        starts, trainings = zip(*map(self._beginning, seeds), strict=True)
+        starts, trainings = zip(*map(self.beginning, seeds), strict=True)
         training = trainings[0]
         all_rows = torch.arange(self.farzi.config.num_sequences, device=self.device).expand(
             self.steps, -1

@@ -260,6 +260,7 @@ class TeacherTraining:
         cuts: how an earlier training was cut, which this one repeats: the number of all steps
             after which the rate began to fall, or to fall faster, and that of all steps with
             which the training then ended.
+        on_step: is called with the seconds of each step, without those of evaluations.
     """
 
     optimizer: InnerOptimizer
@@ -271,6 +272,7 @@ class TeacherTraining:
     kept: Path | None = None
     within: float = math.inf
     cuts: Mapping[int, int] = field(default_factory=dict)
+    on_step: Callable[[float], None] | None = None
 
     @dataclass(frozen=True)
     class Settings:
@@ -384,7 +386,10 @@ class TeacherTraining:
                     progress.cut(end)
                     bar.total = bar.n + progress.steps - progress.step
                 optimizer = replace(self.optimizer, lr_schedule=progress.share_of_rate)
+                began = time.perf_counter()
                 (state,) = train_on(loss, optimizer, state, steps=1, every=1)
+                if self.on_step is not None:
+                    self.on_step(time.perf_counter() - began)
                 progress.step += 1
                 progress.all_steps += 1
                 bar.update()

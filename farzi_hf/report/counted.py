@@ -28,8 +28,7 @@ from farzi_hf.common.text import (
 )
 from farzi_hf.data import Interactions, load_interactions, vocabulary_of
 from farzi_hf.data.coding import stored_bytes
-from farzi_hf.data.files import stream_of
-from farzi_hf.data.own import texts_of
+from farzi_hf.data.own import first_texts
 from farzi_hf.data.text import ids_of
 from farzi_hf.report.comparison import with_ids
 from farzi_hf.report.tables import markdown
@@ -203,11 +202,18 @@ class CountedText(Counts):
         return self.processing_class
 
     def log_probabilities(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Natural logarithms of the probability of each token but the first, for each text."""
-        return self.model.log_probabilities(ids_of(self.tokenizer, list(texts)))
+        """Natural logarithms of the probability of each token but the first, for each text.
+
+        Raises:
+            ValueError: `texts` is no list of texts, or empty.
+        """
+        found = [] if isinstance(texts, str) else list(texts)
+        if not found or not all(isinstance(text, str) for text in found):
+            raise ValueError(f"texts={texts!r:.200}: give a list of one text or more")
+        return self.model.log_probabilities(ids_of(self.tokenizer, found))
 
     def perplexity(self, texts: Sequence[str]) -> float:
-        """The perplexity over all tokens of these texts."""
+        """The perplexity over all tokens of these texts. Raises ValueError as `log_probabilities`."""
         return float(np.exp(-np.concatenate(self.log_probabilities(texts)).mean()))
 
     def generate(
@@ -215,27 +221,32 @@ class CountedText(Counts):
     ) -> list[str]:
         """`count` texts that go on from `prompt`, of at most `max_length` tokens."""
         tokenizer = self.tokenizer
+        if not isinstance(prompt, str):
+            raise ValueError(f"prompt={prompt!r:.200}: give a text")
         start = ids_of(tokenizer, [prompt])[0] if prompt else _ids(tokenizer.bos_token_id)
         if prompt and start[-1] == tokenizer.eos_token_id:  # the text goes on
             start = start[:-1]
         rows = self.model.generate(
             count, start=start, end=tokenizer.eos_token_id, max_length=max_length, seed=seed
         )
+        if not rows:  # of which a tokenizer makes one text
+            return []
         return tokenizer.batch_decode(rows, skip_special_tokens=True)
 
     def sequences_of(self, source: str | Path, **columns: str | None) -> Dataset:
         """The rows of a text that are not blank.
 
         Args:
-            columns: `text_column`; by default `text`.
+            columns: `text_column` and `rows`, as of `load_text`, found in the same way.
         """
-        column = columns.get("text_column") or "text"
-        streams = stream_of(source, column=column)
-        stream = streams.get("train", next(iter(streams.values())))
-        rows = ids_of(self.tokenizer, texts_of(stream, column, self.tokenizer, source))
+        how = (columns.get("text_column"), columns.get("rows"))
+        texts = first_texts(source, self.tokenizer, *how)
+        rows = ids_of(self.tokenizer, texts)
         kept = [row for row in rows if len(row) > 1]
         if not kept:
-            raise ValueError(f"{str(source)!r} has no rows with text in {column!r}; name another")
+            raise ValueError(
+                f"{str(source)!r} has no rows with text: give another file, or name its text_column"
+            )
         return Dataset.from_dict({"input_ids": kept})
 
 
@@ -262,8 +273,16 @@ class CountedItems(Counts):
 
     def recommend(self, histories: Sequence[Sequence[str]], top_k: int = 10) -> list[list[str]]:
         """The names of the best items after histories of names, oldest first, without those that
-        the user has had. Raises ValueError if an item is unknown.
+        the user has had.
+
+        Raises:
+            ValueError: an item is unknown, or a history is no list.
         """
+        if isinstance(histories, str) or any(isinstance(history, str) for history in histories):
+            raise ValueError(
+                f"histories={histories!r:.200}: give a list of items for each user, such as"
+                f" {[self.names[1:3]]}"
+            )
         places = _first_places(self.names)
         for name in (name for history in histories for name in history if name not in places):
             raise ValueError(f"histories have the item {name!r:.200}, which was not counted")

@@ -22,6 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import AutoLocator, LogLocator, NullFormatter
 
 from farzi_hf.common.files import replace_file
+from farzi_hf.common.fonts import fonts_of
 from farzi_hf.common.text import number
 
 INK = "#333333"
@@ -446,4 +447,5 @@ def save(figure: Figure, path: File) -> None:
     """
     path = Path(path)
     form = path.suffix.removeprefix(".") or "png"
-    replace_file(path, lambda new: figure.savefig(new, dpi=DOTS_PER_INCH, format=form))
+    with fonts_of(figure):
+        replace_file(path, lambda new: figure.savefig(new, dpi=DOTS_PER_INCH, format=form))

@@ -5,7 +5,7 @@ to compare with.
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from transformers import (
 from farzi_hf.data import flatten_sequences, random_sequences
 from farzi_hf.data.seeds import Purpose, derive, stream
 from farzi_hf.distillation import FarziTrainer, SyntheticTraining
+from farzi_hf.distillation.learner import Parameters
 from farzi_hf.report.comparison import Comparison, Measured, Student
 from farzi_hf.report.full_data import FULL, LONG, FullData
 from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
@@ -42,6 +43,22 @@ def on_summary(c: Comparison, method: str) -> Measured:
         c.farzi.nbytes,
         c.steps,
     )
+
+
+@dataclass(frozen=True)
+class TriedStudent:
+    """Student 0 of a summary, which the trial that chose its settings has trained already."""
+
+    params: Parameters
+    """θ_T."""
+    seconds: float
+    """Of its training."""
+
+    def row(self, c: Comparison, method: str) -> Measured:
+        """What `on_summary` gives for one student, without its training."""
+        student = partial(c.learner.logits, self.params)
+        found = c.trained(method, lambda _: student, range(1), c.farzi.nbytes, c.steps)
+        return replace(found, seconds=self.seconds)
 
 
 def carrier_of(trainer: FarziTrainer) -> FarziData:

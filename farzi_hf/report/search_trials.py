@@ -23,9 +23,15 @@ from farzi_hf.common.text import json_text
 from farzi_hf.distillation import FarziConfig, FarziTrainer, Learner
 from farzi_hf.distillation.learner import Parameters
 from farzi_hf.distillation.rows import validation_loss
-from farzi_hf.distillation.teacher import Trained, numbers_of_cuts, seconds_of
+from farzi_hf.distillation.teacher import (
+    TeacherTraining,
+    Trained,
+    numbers_of_cuts,
+    seconds_of,
+)
 from farzi_hf.engine.devices import portions
 from farzi_hf.report.comparison import Comparison
+from farzi_hf.report.rows import TriedStudent
 from farzi_hf.report.trial_folder import TrialFolder
 from farzi_hf.report.trials import Trial, width_of, words_of
 from farzi_hf.summary import FarziData
@@ -109,7 +115,15 @@ class SearchTrials:
     made: list[Trial] = field(default_factory=list)
     """In their order, those of earlier starts too."""
     slower: float = 1.0
-    """How many times as long a step takes now as when the first answer was made."""
+    """How many times as long a step takes now as when the first answer was made; `SearchThreads`
+    measures it.
+    """
+    watch: Callable[[], Callable[[float], None]] | None = None
+    """Makes what is called with the seconds of each step of one training of a teacher; none where
+    the number of threads is no choice.
+    """
+    students: dict[str, TriedStudent] = field(init=False, default_factory=dict)
+    """Those of this start's trials, by the names of the trials."""
 
     def __post_init__(self) -> None:
         self._began = (time.perf_counter(), time.process_time())
@@ -316,8 +330,7 @@ class SearchTrials:
             began = time.perf_counter()
             trainer = self.trainer(learner, teacher_steps=steps)
             state = self.kept.state(folder.name)
-            training = trainer.args.make_teacher_training()
-            training = replace(training, kept=state, within=within)
+            training = self._in_time(trainer, state, within)
             [teacher] = trainer.labelling.teachers(trainer.real_data, training, self.seed)
             config = self.task.learner_config(learner, self.length)
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
@@ -350,6 +363,17 @@ class SearchTrials:
             }
 
         return self.trial(f"teacher, {words_of(learner)}", make, key=folder.name)
+
+    def _in_time(self, trainer: FarziTrainer, state: Path, within: float) -> TeacherTraining:
+        """The training of a teacher, or of its packing, that keeps its state in this file, and ends
+        within so many seconds.
+        """
+        return replace(
+            trainer.args.make_teacher_training(),
+            kept=state,
+            within=within,
+            on_step=None if self.watch is None else self.watch(),
+        )
 
     def model_of(self, teacher: Trial) -> PreTrainedModel:
         """The teacher of that trial."""
@@ -402,11 +426,7 @@ class SearchTrials:
 
         def make() -> dict[str, Any]:
             trainer = self.trainer(learner, self.model_of(teacher), **settings)
-            training = replace(
-                trainer.args.make_teacher_training(),
-                kept=self.kept.state(folder.name),
-                within=within,
-            )
+            training = self._in_time(trainer, self.kept.state(folder.name), within)
             farzi = trainer.model
             _, trained = trainer.labelling.pack(farzi, trainer.real_data, trainer.args, training)
             cuts = [] if trained is None else numbers_of_cuts(trained.cuts)
@@ -433,6 +453,10 @@ class SearchTrials:
         self, learner: Mapping[str, Any], packed: Trial, settings: Mapping[str, Any]
     ) -> Trial:
         """One student of the packed teacher."""
+        steps = settings["inner_steps"]
+        rows = f"{settings['synthetic_batch_size']} {settings['inputs']} rows"
+        rate = settings["inner_learning_rate"]
+        name = f"student, {steps:,} steps of {rows}, learning rate {rate}"
 
         def make() -> dict[str, Any]:
             farzi = FarziData.from_pretrained(self.folder / packed.found["folder"])
@@ -441,6 +465,7 @@ class SearchTrials:
             began = time.perf_counter()
             student = trainer.students.on_summary(0)
             taken = time.perf_counter() - began
+            self.students[name] = TriedStudent(student, round(taken, 2))
             judged = self.judged(trainer, trainer.learner, student)
             return {
                 **judged,
@@ -450,10 +475,6 @@ class SearchTrials:
                 "found": dict(settings),
             }
 
-        steps = settings["inner_steps"]
-        rows = f"{settings['synthetic_batch_size']} {settings['inputs']} rows"
-        rate = settings["inner_learning_rate"]
-        name = f"student, {steps:,} steps of {rows}, learning rate {rate}"
         return self.trial(name, make, key=f"student, {steps} steps of {rows}, learning rate {rate}")
 
     def _apart(self, difference: float) -> str:

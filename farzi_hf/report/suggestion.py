@@ -42,12 +42,13 @@ import torch
 from datasets import Dataset, DatasetDict
 
 from farzi_hf.common.files import exclusive
-from farzi_hf.common.text import as_written, count_of, for_reader, json_text
+from farzi_hf.common.text import as_written, for_reader, json_text
 from farzi_hf.data import flatten_sequences, random_sequences
 from farzi_hf.data.coding import stored_bytes
 from farzi_hf.data.streams import described
 from farzi_hf.distillation import FarziConfig
 from farzi_hf.report.comparison import with_ids
+from farzi_hf.report.search_threads import SearchThreads
 from farzi_hf.report.search_trials import (
     PACKINGS,
     SHORTEST,
@@ -91,15 +92,15 @@ _CLOSE_RANKS = 0.05
 """The same of ranks, for 1 % of HR@100."""
 _IDS = 100_000
 """Of the validation part; more would tell little more, and take long."""
-_AGAIN = 3.0
-"""How many trainings as long as a student's the comparison makes: the student once more, and all
-data for as many seconds, with a few trials.
+_OF_ALL_DATA = 2.0
+"""How many trainings as long as a student's the comparison makes: one on all data, and a few trials
+that choose its way. The student itself is that of its trial.
 """
 _AFTER_ROWS = 0.4
 """Of the seconds of files, card and figures, those after the last row of the comparison."""
-_STUDENTS_NEED = 3
-"""Trainings of a student that there is time for in any case: a trial, and in the comparison one on
-the summary and one on all data.
+_STUDENTS_NEED = 2
+"""Trainings of a student that there is time for in any case: one on the summary, and in the
+comparison one on all data.
 """
 _MEASURED = 4
 """Models that are measured from the first trial of a student on: it, and three of the comparison.
@@ -116,21 +117,10 @@ _STUDENTS = (
 `Portions`), rate at a width of 16, inputs. None: those that left less to learn, times their
 seconds, because what is left was about halved by twice the steps (recipes/LOG.md). Cheapest first.
 """
-_REVIEWED = 1
-"""Steps of which the time is taken where a stage begins, twice: beside other programs, steps may
-take seconds.
-"""
-_MUCH_SLOWER = 1.5
-"""Times the seconds that a step had before, from which threads are chosen again."""
 _SMALLEST = PACKINGS[-3][2]
 """Bits for which the width of a teacher still pays."""
 _SLACK = 1.15
 """How much fewer bits a number may need than was measured."""
-
-
-def _by_number(seconds: Mapping[str, float]) -> dict[int, float]:
-    """The keys of a JSON object as numbers."""
-    return {int(number): each for number, each in seconds.items()}
 
 
 def to_stderr(line: str) -> None:
@@ -231,10 +221,6 @@ class Search:
     goes_on: bool = False
     began: float = field(default_factory=time.perf_counter)
     trials: SearchTrials = field(init=False)
-    _step_seconds: dict[int, float] = field(init=False, default_factory=dict)
-    """As they were measured last, by the number of threads; empty where there is no choice."""
-    _at_first: float = field(init=False, default=0.0)
-    """Seconds of a step at the beginning."""
 
     def __post_init__(self) -> None:
         self._check()
@@ -323,18 +309,19 @@ class Search:
             return self._stages()
 
     def _stages(self) -> Suggestion | CountingWins:
-        self.choose_threads()
+        threads = SearchThreads(self.trials, self.learners[0])
+        threads.choose()
         first = self.learner_stage()
         lost = None if self.goes_on else self.counting_wins(first)
         if lost is not None:
             return lost
-        self.review_threads("the teacher")
+        threads.review("the teacher")
         teacher = self.teacher_stage(first)
-        self.review_threads("packing")
+        threads.review("packing")
         packed = self.packing_stage(teacher)
-        self.review_threads("students")
+        threads.review("students")
         student = self.student_stage(teacher, packed)
-        self.review_threads("the comparison")
+        threads.review("the comparison")
         learner = teacher.found["learner"]
         names = ("storage", "packing_penalty", "packing_steps", "packing_cuts")
         of_packing = {name: packed.found[name] for name in names}
@@ -353,6 +340,7 @@ class Search:
             packed=packed,
             due=time.perf_counter() + self.trials.left - _AFTER_ROWS * self.trials.seconds_of_files,
             is_tried=student.error is not None,
+            student=self.trials.students.get(student.name),
         )
 
     # -- time --------------------------------------------------------------------------------------
@@ -455,78 +443,6 @@ class Search:
         )
 
     # -- stages ------------------------------------------------------------------------------------
-
-    def choose_threads(self) -> None:
-        """Sets torch's threads to one, or leaves them as many as they are: whichever is faster. Two
-        threads wait for each other at each operation, so where other programs take a part of a
-        core, one alone may be three times as fast.
-        """
-        given = torch.get_num_threads()
-        learner = self.learners[0]
-        is_on_cpu = self.trials.config(learner, self.output_dir).device.type == "cpu"
-        if given == 1 or not is_on_cpu:
-            return
-        trial = self.trials.trial("threads", lambda: self._fastest(self._seconds_with([given, 1])))
-        torch.set_num_threads(trial.found["threads"])
-        # Earlier versions have not kept the seconds.
-        self._step_seconds = _by_number(trial.found.get("seconds", {}))
-        self._at_first = min(self._step_seconds.values(), default=0.0)
-
-    def review_threads(self, stage: str) -> None:
-        """Chooses torch's threads again if a step takes much longer than before, because other
-        programs have begun. What is planned from then on takes as much longer as a step does.
-
-        Args:
-            stage: that begins now.
-        """
-        if not self._step_seconds:
-            return
-        before = torch.get_num_threads()
-        others = [number for number in self._step_seconds if number != before]
-
-        def make() -> dict[str, Any]:
-            seconds = self._seconds_with([before], _REVIEWED)
-            if seconds[before] > _MUCH_SLOWER * self._step_seconds[before]:
-                seconds |= self._seconds_with(others, _REVIEWED)
-            return self._fastest(seconds)
-
-        trial = self.trials.trial(f"threads, {stage}", make, quiet=True)
-        number = trial.found["threads"]
-        torch.set_num_threads(number)
-        if number != before:
-            self.show(f"other programs have slowed this one: {trial.figure}; {trial.why}")
-        self._step_seconds |= _by_number(trial.found["seconds"])
-        slower = self._step_seconds[number] / self._at_first
-        self.trials.slower = slower if slower > _MUCH_SLOWER else 1.0
-
-    def _seconds_with(self, numbers: Sequence[int], steps: int | None = None) -> dict[int, float]:
-        """Seconds of a step with each of these numbers of threads.
-
-        Args:
-            numbers: of threads; torch has the last one from then on.
-            steps: that are timed; None for a few.
-        """
-        seconds = {}
-        for number in numbers:
-            torch.set_num_threads(number)
-            seconds[number] = self.trials.step_seconds(self.learners[0], steps)
-        return seconds
-
-    def _fastest(self, seconds: Mapping[int, float]) -> dict[str, Any]:
-        """The number of threads with which a step is fastest, as a trial has it."""
-        best = min(seconds, key=seconds.get)
-        figures = ", ".join(
-            f"{1000 * each:.0f} ms with {count_of(number, 'thread')}"
-            for number, each in seconds.items()
-        )
-        return {
-            "figure": f"a training step takes {figures}",
-            "why": f"chosen: {best}",
-            "found": {
-                "threads": best,
-                "seconds": {str(number): each for number, each in seconds.items()},
-            },
-        }
 
     def learner_stage(self) -> Trial:
         """The teacher of the architecture that is best after as many seconds as each of them has."""
@@ -672,7 +588,7 @@ class Search:
         return next(trial for trial in in_time if trial.error <= best + _EQUAL)
 
     def _can_be_compared(self, student: Trial) -> bool:
-        """Whether there is time to train this student again, and all data for as long."""
+        """Whether there is time to train on all data for as long as this student."""
         _, measuring = self.trials.pace
         trainings = (_STUDENTS_NEED - 1) * student.training_seconds
         needed = trainings + (_MEASURED - 1) * measuring + self.trials.seconds_of_files
@@ -701,7 +617,7 @@ class Search:
         """
         each, measuring = self.trials.pace
         left = self.trials.left - (_MEASURED - 1) * measuring - self.trials.seconds_of_files
-        in_time = int(left / (_STUDENTS_NEED - 1) / max(each, 1e-9))
+        in_time = int(left / _STUDENTS_NEED / max(each, 1e-9))
         steps = min(settings["inner_steps"], max(SHORTEST, in_time))
         steps = self.trials.decided("steps of students that are not tried", steps)
         found = {**settings, **self.trials.asked(inner_steps=steps)}
@@ -724,7 +640,7 @@ class Search:
     def _has_time_for(
         self, settings: Mapping[str, Any], tried: Sequence[Trial], packed: Trial
     ) -> bool:
-        """Whether a student of these settings can be tried, and trained again in the comparison.
+        """Whether a student of these settings can be tried, and compared with all data.
         Its time is that of the last one in the proportion of its steps, and that of writing rows,
         if the last one has not written any; that of the first one is known by the first answer.
         """
@@ -736,5 +652,5 @@ class Search:
             rows = settings["inner_steps"] * settings["synthetic_batch_size"]
             seconds += rows * self.trials.seconds_of_row(packed, settings["inputs"])
         measuring = last.seconds - last.training_seconds
-        needed = (1 + _AGAIN) * seconds + measuring + self.trials.seconds_of_files
+        needed = (1 + _OF_ALL_DATA) * seconds + measuring + self.trials.seconds_of_files
         return needed <= self.trials.left

@@ -11,7 +11,7 @@ from farzi_hf.common.text import count_of
 from farzi_hf.distillation import FarziConfig
 from farzi_hf.report.comparison import Comparison, Measured
 from farzi_hf.report.full_data import LONG
-from farzi_hf.report.rows import prediction_of
+from farzi_hf.report.rows import TriedStudent, prediction_of
 from farzi_hf.report.tables import markdown
 from farzi_hf.summary import FarziData
 
@@ -74,6 +74,7 @@ class Suggestion:
         packed: the trial that packed it.
         due: `time.perf_counter()` when the rows of the verdict are due.
         is_tried: whether there was time for trials of students.
+        student: of the trial that was chosen; None if an earlier start has made it.
     """
 
     config: FarziConfig
@@ -84,6 +85,7 @@ class Suggestion:
     packed: Trial
     due: float
     is_tried: bool = True
+    student: TriedStudent | None = None
 
     @property
     def seconds(self) -> float:

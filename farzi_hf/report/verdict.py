@@ -16,7 +16,7 @@ from farzi_hf.distillation import FarziTrainer
 from farzi_hf.report.comparison import Comparison, Measured, with_ids
 from farzi_hf.report.full_data import FULL, LONG, SAME_SECONDS, FullData
 from farzi_hf.report.rendering import distillation_seconds
-from farzi_hf.report.rows import BASELINES, on_summary, teacher
+from farzi_hf.report.rows import BASELINES, TriedStudent, on_summary, teacher
 from farzi_hf.tasks import ResultRow, Task
 
 GOOD, POOR = 0.97, 0.9
@@ -394,6 +394,7 @@ def first_rows(
     ours: Measured | str = "Farzi",
     long: Measured | None = None,
     due: float = math.inf,
+    tried: TriedStudent | None = None,
 ) -> list[Measured]:
     """What a verdict needs and no more: a student on the summary, one on all data for as many
     seconds, one for as long as helps, count models, and the carried teacher.
@@ -404,11 +405,18 @@ def first_rows(
         due: `time.perf_counter()` when the rows should be there. Trials of all data for which the
             time does not suffice are left out, and then the row of as many seconds too: a line
             says so.
+        tried: the student of the first row, where a trial has trained it.
     """
     one = replace(c, num_students=1)
     began = time.perf_counter()
-    first = on_summary(one, ours) if isinstance(ours, str) else ours
-    measuring = max(0.0, time.perf_counter() - began - first.seconds)
+    if isinstance(ours, Measured):
+        first = ours
+    elif tried is not None:
+        first = tried.row(one, ours)
+    else:
+        first = on_summary(one, ours)
+        began += first.seconds
+    measuring = max(0.0, time.perf_counter() - began)
     full_data = FullData(one)
     # Two models are to be measured from then on: this row's, and the carried teacher.
     allowed = due - 2 * measuring - time.perf_counter()

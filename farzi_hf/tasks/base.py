@@ -279,17 +279,7 @@ class Task(ABC):
         share = quotient(rows)
         if math.isnan(share):
             return share, (share, share)
-
-        def quotient_or(unknown: float) -> Callable[[np.ndarray], float]:
-            def of_resample(resample: np.ndarray) -> float:
-                value = quotient(resample)
-                return unknown if math.isnan(value) else value
-
-            return of_resample
-
-        low, _ = bootstrap_interval(rows, quotient_or(0.0))
-        _, high = bootstrap_interval(rows, quotient_or(math.inf))
-        return share, (low, high)
+        return share, bootstrap_interval(rows, quotient, unknown=(0.0, math.inf))
 
 
 def shown_name(row: ResultRow) -> str:
@@ -337,6 +327,7 @@ def bootstrap_interval(
     confidence: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
+    unknown: tuple[float, float] = (math.nan, math.nan),
 ) -> tuple[float, float]:
     """Percentile bootstrap interval (Efron 1979) of a statistic over rows.
 
@@ -345,17 +336,24 @@ def bootstrap_interval(
         statistic: maps such an array to a number.
         confidence: the share, between 0 and 1, of the resampled statistics that lie inside the
             interval.
+        unknown: what a NaN of the statistic counts as for the lower end, and for the upper one.
     """
     values = np.asarray(values)
     if len(values) == 0:
         raise ValueError("values is empty: an interval needs at least one row.")
     generator = stream(seed, Purpose.BOOTSTRAP)
-    resampled = [
-        statistic(values[generator.integers(len(values), size=len(values))])
-        for _ in range(resamples)
-    ]
-    edges = [(1 - confidence) / 2, (1 + confidence) / 2]
+    resampled = np.array(
+        [
+            statistic(values[generator.integers(len(values), size=len(values))])
+            for _ in range(resamples)
+        ]
+    )
+    low, high = (np.where(np.isnan(resampled), each, resampled) for each in unknown)
+    lower_tail = (1 - confidence) / 2
+    return _quantile(low, lower_tail), _quantile(high, (1 + confidence) / 2)
+
+
+def _quantile(values: np.ndarray, share: float) -> float:
     # Between two infinite numbers there is nothing.
-    method = "linear" if np.isfinite(resampled).all() else "inverted_cdf"
-    low, high = np.quantile(resampled, edges, method=method)
-    return float(low), float(high)
+    method = "linear" if np.isfinite(values).all() else "inverted_cdf"
+    return float(np.quantile(values, share, method=method))

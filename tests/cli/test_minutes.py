@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 import time
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ pytest.importorskip("matplotlib")
 from farzi_hf import FarziData
 from farzi_hf.cli import main
 from farzi_hf.distillation import inner_training, teacher
-from farzi_hf.report import Comparison, full_data, search_trials, suggestion
+from farzi_hf.report import Comparison, full_data, search_threads, search_trials, suggestion
 
 GPT2 = (
     '{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "embd_pdrop": 0.0,'
@@ -126,7 +127,8 @@ def distilled(folder: str, *more: str) -> dict:
     "paces",
     [
         {0.0: 1.0},
-        {0.0: 1.0, 1.5: 3.0},  # after a step of the teacher was timed
+        # After a step of the teacher was timed.
+        pytest.param({0.0: 1.0, 1.5: 3.0}, marks=pytest.mark.slow),
         pytest.param({0.0: 1.0, 25.0: 3.0}, marks=pytest.mark.slow),  # while the teacher trains
         pytest.param({0.0: 3.0, 40.0: 0.5}, marks=pytest.mark.slow),
     ],
@@ -183,10 +185,13 @@ def test_the_verdict_does_not_wait_for_files(machine, monkeypatch):
     assert [at > sys.stdout.said for at in saved] == [True]
 
 
-def test_threads_are_chosen_again_where_others_begin(machine, capsys):
+@pytest.mark.slow
+def test_threads_are_chosen_again_where_others_begin(machine, monkeypatch, capsys):
     """Two threads were faster until another program began. Then a step of two threads takes eight
-    times as long, because each waits for the other, and one of one thread twice as long.
+    times as long, because each waits for the other, and one of one thread twice as long. Here no
+    training is long enough for a choice within it, so the next stage makes it.
     """
+    monkeypatch.setattr(search_threads, "_WATCHED", math.inf)
     made = machine({0.0: 1.5, 20.0: 2.0}, of_two={0.0: 1.0, 20.0: 8.0})
     distilled("out")
     printed = capsys.readouterr()
@@ -195,6 +200,17 @@ def test_threads_are_chosen_again_where_others_begin(machine, capsys):
     assert made.threads == 1
     assert "orth it" in printed.out
     assert made.now < 1.1 * 60 * MINUTES, printed.err
+
+
+def test_threads_are_chosen_again_while_a_teacher_trains(machine, capsys):
+    """Its training had two threads until its end: 23 steps in place of 38."""
+    machine({0.0: 1.5, 18.0: 2.0}, of_two={0.0: 1.0, 18.0: 8.0})
+    distilled("out")
+    with open("out/trials/trials.json", encoding="utf-8") as file:
+        trials = json.load(file)["trials"].values()
+    [*_, teacher] = [trial for trial in trials if "step_seconds" in trial["found"]]
+    assert teacher["found"]["steps"] > 30
+    assert capsys.readouterr().err.count("other programs have slowed this one") == 1
 
 
 @pytest.mark.slow

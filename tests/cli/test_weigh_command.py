@@ -112,6 +112,7 @@ def test_with_groups_mixtures_of_them_are_compared_too(folder, tmp_path, capsys)
     assert "gradient cosine" not in printed
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was_killed(folder, tmp_path, monkeypatch, capsys):
     written = choice._KeptChoices.write
 
@@ -229,6 +230,53 @@ def test_of_a_chat_the_answers_are_predicted(tmp_path):
     assert own == [{"messages": chat}]
     ids, predicted, _ = read(tmp_path, [{"messages": chat}], "messages", template=TEMPLATE)
     assert predicted is None
+
+
+def test_of_a_prompt_and_a_completion_that_are_messages_the_answer_is_predicted(tmp_path):
+    """As TRL has conversations: earlier answers stand in the prompt."""
+    prompt = [
+        {"role": "user", "content": "a b"},
+        {"role": "assistant", "content": "a c"},
+        {"role": "user", "content": "d"},
+    ]
+    row = {"prompt": prompt, "completion": [{"role": "assistant", "content": "e f"}]}
+    ids, predicted, own = read(tmp_path, [row], template=TEMPLATE)
+    words = "user : a b ; assistant : a c ; user : d ; assistant : e f ;"
+    assert ids == [["<s>", *words.split(), "</s>"]]
+    assert predicted == [["e", "f", ";"]]
+    assert own == [row]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [{"role": "user", "content": "a"}], "completion": "b"},
+        {"prompt": "a", "completion": ["b"]},
+        {"messages": "a b"},
+        {"messages": ["a", "b"]},
+    ],
+)
+def test_what_is_no_list_of_messages_is_named_with_its_row(tmp_path, row):
+    with pytest.raises(ValueError, match=r"row 0 .*no list of messages, each with role and cont"):
+        read(tmp_path, [row], template=TEMPLATE)
+
+
+def test_a_prompt_that_is_no_text_is_named_with_its_row(tmp_path):
+    row = {"prompt": {"question": "a"}, "completion": "b"}
+    with pytest.raises(ValueError, match=r"row 0 .*prompt and completion hold {'question': 'a'}"):
+        read(tmp_path, [row])
+
+
+def test_a_message_may_have_no_content(tmp_path):
+    """Such as one that calls a tool."""
+    template = "{% for m in messages %}{{ m.role }} : {{ m.content | default('d') }} ; {% endfor %}"
+    chat = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "tool_calls": []},
+        {"role": "assistant", "content": "e"},
+    ]
+    _, predicted, _ = read(tmp_path, [{"messages": chat}], template=template)
+    assert predicted == [["e", ";"]]
 
 
 def test_a_text_is_predicted_whole(tmp_path):

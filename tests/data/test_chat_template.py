@@ -23,32 +23,29 @@ def with_template(template: str):
     return tokenizer
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        PLAIN,
-        "{{ pad_token }}{% generation %}{{ messages | tojson }}{% endgeneration %}{{ unk_token }}",
+def test_a_chat_is_written_as_transformers_writes_it():
+    """Also one with values that JSON lacks."""
+    tokenizer = with_template(
+        PLAIN
+        + "{{ pad_token }}{% generation %}{{ messages | tojson }}{% endgeneration %}{{ unk_token }}"
         "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
-        "{{ ns.n }}{% if add_generation_prompt %}more{% endif %}",
-    ],
-    ids=["loop", "tokens", "namespace"],
-)
-def test_a_chat_is_written_as_transformers_writes_it(template):
-    tokenizer = with_template(template)
+        "{{ ns.n }}{% if add_generation_prompt %}more{% endif %}"
+    )
     empty = [{**message, "tool_calls": None} for message in CHAT]
     with ChatTemplate(tokenizer) as written:
         for chat in (CHAT, empty, CHAT[:1]):
             assert written.text(chat) == tokenizer.apply_chat_template(chat, tokenize=False)
-
-
-def test_values_that_json_lacks_hinder_no_template():
-    dated = [{**CHAT[0], "at": datetime.datetime(2026, 1, 1)}]
-    with ChatTemplate(with_template(PLAIN)) as written:
-        assert written.text(dated) == "user: the cat\n"
+        dated = [{**CHAT[0], "at": datetime.datetime(2026, 1, 1)}]
+        assert written.text(dated).startswith("user: the cat\n")
 
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-HUGE = "{{ 'x' * 10 ** 10 }}"
+REFUSED = {
+    "memory": ("{{ 'x' * 10 ** 10 }}", "takes more than 1,024 MiB"),
+    "error": ("{{ raise_exception('no \x1b') }}", "no \x1b"),
+    "way out": ("{{ ().__class__.__base__.__subclasses__() }}", "unsafe"),
+}
+"""What a template does with a chat of one message, by its content; and what is said of it."""
 
 
 @pytest.fixture
@@ -58,20 +55,27 @@ def fifth_of_a_second(monkeypatch):
     monkeypatch.setattr(chat_template, "_SECONDS", 0.2)
 
 
+def test_what_a_template_does_wrong_with_one_chat_is_said_and_the_next_one_is_written():
+    parts = [
+        f"{{% if messages[0].content == '{name}' %}}{part}{{% endif %}}"
+        for name, (part, _) in REFUSED.items()
+    ]
+    before = sum(os.times()[:4])
+    with ChatTemplate(with_template("".join(parts) + PLAIN)) as written:
+        for name, (_, message) in REFUSED.items():
+            with pytest.raises(ValueError, match=message):
+                written.text([{"role": "user", "content": name}])
+        assert written.text(CHAT[:1]) == "user: the cat\n"
+    assert sum(os.times()[:4]) - before < 8  # with the start, of this process and its children
+
+
 @pytest.mark.usefixtures("fifth_of_a_second")
 @pytest.mark.parametrize(
     ("template", "message"),
-    [
-        (ENDLESS, "takes more than 0.2 s"),
-        ("{{ 10 ** (10 ** 9) }}", "takes more than 0.2 s"),
-        (HUGE, "takes more than 1,024 MiB"),
-        ("{{ raise_exception('no \x1b') }}", "no \x1b"),
-        ("{{ ().__class__.__base__.__subclasses__() }}", "unsafe"),
-        ("{% for", "unexpected"),
-    ],
-    ids=["loops", "a power", "memory", "an error", "a way out", "half"],
+    [("{{ 10 ** (10 ** 9) }}", "takes more than 0.2 s"), ("{% for", "unexpected")],
+    ids=["a power", "half"],
 )
-def test_a_template_that_does_not_end_or_breaks_out_is_refused(template, message):
+def test_a_template_that_does_not_end_or_is_none_is_refused(template, message):
     before = sum(os.times()[:4])
     with ChatTemplate(with_template(template)) as written, pytest.raises(ValueError, match=message):
         written.text(CHAT)

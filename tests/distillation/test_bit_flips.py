@@ -193,8 +193,12 @@ def check(folders: Folders, place: Path, state: str, go_on: GoesOn, number: int)
 @pytest.mark.parametrize(
     ("state", "go_on"),
     [
-        pytest.param("interrupted", distil, marks=pytest.mark.slow),
-        *(flip for flip in FLIPS if flip != ("interrupted", distil)),
+        ("finished", distil),
+        ("finished", suggest),
+        *(
+            pytest.param("interrupted", go_on, marks=pytest.mark.slow)
+            for go_on in (distil, suggest)
+        ),
     ],
 )
 def test_a_bit_that_flips_changes_no_result(folders, tmp_path, state, go_on):

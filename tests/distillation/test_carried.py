@@ -188,7 +188,7 @@ def test_students_of_an_evaluation_begin_as_the_setting_says(sequences, tokenize
         trainer.train()
         losses[start] = trainer.evaluate()["eval_loss"]
         student = trainer.students.on_summary(0)
-        fresh = trainer.students.first_parameters(0)
+        fresh = trainer.students.beginning(0)[0]
         name = "transformer.wte.weight"
         begins_with_tables = not torch.equal(
             fresh[name], trainer.learner.initial_parameters(0)[name]
@@ -275,7 +275,7 @@ def test_a_summary_carries_one_teacher(sequences, tokenizer, tmp_path, monkeypat
     assert len(trained) == 1
 
 
-@pytest.mark.parametrize("inputs", ["drawn", "written"])
+@pytest.mark.parametrize("inputs", [pytest.param("drawn", marks=pytest.mark.slow), "written"])
 def test_a_resumed_run_is_the_same_bit_for_bit(sequences, tokenizer, tmp_path, inputs):
     settings = {
         **CARRIED,

@@ -60,6 +60,7 @@ def test_each_split_leaves_a_summary_that_loads_with_its_recipe(finished_items, 
     assert settings.splits == [split]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_what_is_done_stays_done_and_the_rest_goes_on(finished_items, tmp_path, small_data, capsys):
     output = shutil.copytree(finished_items.output, tmp_path / "run")

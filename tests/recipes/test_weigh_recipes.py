@@ -75,6 +75,7 @@ def test_gains_are_differences_of_losses_of_equal_starts(tmp_path, capsys):
         weigh_gains.main([str(folders[0]), "--over", "nothing"])
 
 
+@pytest.mark.slow
 def test_choices_train_a_wider_model_and_one_of_another_kind(tmp_path, capsys):
     command = ["--pool", "sample", "--output_dir", str(tmp_path), *TINY.split(), "--transfer"]
     names = ("all rows", "mixture, 1 outer steps, from the best shares", "random rows")
@@ -132,6 +133,7 @@ def data_dir(tmp_path_factory) -> Path:
     return folder.parent
 
 
+@pytest.mark.slow
 def test_sources_by_targets_and_their_mixtures(data_dir, tmp_path, capsys):
     command = [
         *("--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out")),

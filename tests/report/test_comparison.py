@@ -125,7 +125,9 @@ def test_random_data_of_the_bytes_of_a_summary_are_coded_too(started, nbytes):
         assert c.stored_bytes(drawn).flat > 1.1 * nbytes
 
 
-@pytest.mark.parametrize("data", [TEXT, ITEMS], ids=["text", "items"])
+@pytest.mark.parametrize(
+    "data", [TEXT, pytest.param(ITEMS, marks=pytest.mark.slow)], ids=["text", "items"]
+)
 def test_students_of_a_packed_teacher_are_the_humble_row(started, data):
     """They take T steps with the settings of that form. The teacher itself takes none, and both
     weigh what one must keep.

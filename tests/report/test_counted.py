@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,45 @@ def test_text_is_scored_and_written(of_text, text, sequences):
     assert len(of_text.generate(3)) == 3
     with pytest.raises(ValueError, match="has no tokenizer: set processing_class, or use"):
         CountedText(of_text.model).perplexity(texts)
+
+
+@pytest.mark.parametrize(
+    "texts", ["a text", [], (), ["a text", None], [3]], ids=["one", "none", "empty", "null", "3"]
+)
+def test_what_is_no_list_of_texts_is_not_scored(of_text, texts):
+    """One text would be taken for a list of its letters."""
+    with pytest.raises(ValueError, match=r"^texts=.*: give a list of one text or more$"):
+        of_text.perplexity(texts)
+
+
+def test_no_text_is_written_where_none_is_wanted(of_text):
+    assert of_text.generate(0) == []
+    with pytest.raises(ValueError, match=r"^prompt=3: give a text$"):
+        of_text.generate(1, prompt=3)
+
+
+@pytest.mark.parametrize("histories", [["a", "b"], "a"])
+def test_a_history_is_a_list_of_items(of_items, histories):
+    with pytest.raises(
+        ValueError, match=r"^histories=.*: give a list of items for each user, such"
+    ):
+        of_items.recommend(histories)
+
+
+def test_the_rows_of_a_file_are_found_as_where_they_were_counted(of_text, text, tmp_path):
+    """The column with the text, and paragraphs where lines are wrapped."""
+    texts = text["test"]["text"][:8]
+    rows = "".join(json.dumps({"id": 3, "review": row}) + "\n" for row in texts)
+    (tmp_path / "more.jsonl").write_text(rows)
+    ids = of_text.sequences_of(tmp_path / "more.jsonl")["input_ids"][:]
+    assert ids == of_text.tokenizer(texts)["input_ids"]
+    wrapped = [textwrap.fill(" ".join(texts * 4), 60) for _ in range(3)]
+    (tmp_path / "more.txt").write_text("\n\n".join(wrapped))
+    assert len(of_text.sequences_of(tmp_path / "more.txt")) == 3
+    assert len(of_text.sequences_of(tmp_path / "more.txt", rows="line")) > 3
+    (tmp_path / "more.csv").write_text("id,review\n1,a b\n")
+    with pytest.raises(ValueError, match="has columns id, review, and no 'body'"):
+        of_text.sequences_of(tmp_path / "more.csv", text_column="body")
 
 
 def test_items_are_recommended_by_their_names(of_items):

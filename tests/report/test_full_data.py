@@ -110,6 +110,7 @@ def test_a_long_training_has_no_cap_while_it_learns(c, monkeypatch):
     assert row.steps > 20
 
 
+@pytest.mark.slow
 def test_a_training_that_has_stopped_does_not_go_on(c):
     """One that learns by heart goes back to its best state, and is not doubled."""
     fast = TeacherTraining(InnerAdam(0.1), steps=80, batch_size=64, longer=16)

@@ -189,3 +189,8 @@ def test_no_global_state_is_touched(tmp_path, monkeypatch):
 def test_a_row_has_the_colour_of_what_it_was_trained_on(method, color):
     """Real rows with hard labels had that of a summary."""
     assert color_of(method) == color
+
+
+def test_tokens_of_any_script_are_drawn_without_warnings(tmp_path):
+    plot_tokens([[position("天地", "🎉", "a")] * 3], tmp_path / "tokens.png")
+    assert size_of(tmp_path / "tokens.png")[0] > 100

@@ -418,8 +418,8 @@ def test_sizes_of_the_fixed_form_are_checked_before_any_work(inputs, sizes, mess
     ("workers", "persistent", "start"),
     [
         (0, False, None),
-        (1, False, "fork"),
-        (1, True, "fork"),
+        pytest.param(1, False, "fork", marks=pytest.mark.slow),
+        pytest.param(1, True, "fork", marks=pytest.mark.slow),
         (2, False, "fork"),
         (2, True, "fork"),
         pytest.param(2, True, "spawn", marks=pytest.mark.slow),  # workers import all libraries

@@ -55,7 +55,12 @@ LIKE = {
     ),
 }
 WARM = {"warmup_steps": 3}
-STUDENTS = [(name, schedule, {}) for name in LIKE for schedule in LR_SCHEDULES]
+STUDENTS = [("adam", schedule, {}) for schedule in LR_SCHEDULES]
+OTHERS = [(name, schedule, {}) for name in LIKE if name != "adam" for schedule in LR_SCHEDULES]
+CORNERS = ("constant", "warmup_stable_decay")
+STUDENTS += [
+    each if each[1] in CORNERS else pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS
+]
 STUDENTS += [("adam", "constant", WARM), ("adamw", "warmup_stable_decay", WARM)]
 STUDENTS += [("adam", "constant", OWN), ("adam", "constant", {**OWN, "inputs": "tokens"})]
 

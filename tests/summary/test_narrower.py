@@ -172,7 +172,7 @@ def loss_of(model) -> float:
     return -float(of_entries.gather(2, ids[:, 1:, None]).mean())
 
 
-@pytest.mark.parametrize("width", [6, 8, 12])
+@pytest.mark.parametrize("width", [6, pytest.param(8, marks=pytest.mark.slow), 12])
 def test_it_is_nearer_to_a_trained_teacher_than_by_weights_alone(width):
     teacher = trained()
     farzi = FarziData.from_teacher(teacher, sequence_length=12, storage="exact")

@@ -245,3 +245,25 @@ def test_tables_are_no_part_of_a_graph():
     tables = tables_of(model_of("gpt2", tie_word_embeddings=False))
     assert not tables.inputs.requires_grad
     assert not tables.head.requires_grad
+
+
+def test_the_random_numbers_of_the_caller_stay_as_they_are():
+    student = model_of("gpt2", attn_pdrop=0.1, embd_pdrop=0.1).train()
+    teacher = model_of("llama")
+    before = torch.random.get_rng_state()
+    start(teacher, student)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert student.training
+
+
+def test_a_new_norm_may_have_another_gain_than_one():
+    """A Nemotron adds one to weights that begin at one, so its states are twice as large."""
+    teacher = model_of("gpt2", tie_word_embeddings=False)
+    attention = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16, "vocab_size": V}
+    student = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("nemotron", **sizes, **attention, **SPECIAL)
+    )
+    names = start(teacher, student)
+    assert names == ["model.embed_tokens.weight", "lm_head.weight"]
+    torch.testing.assert_close(tables_of(student).head, tables_of(teacher).head)

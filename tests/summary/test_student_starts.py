@@ -83,8 +83,8 @@ def test_rows_that_are_fixed_do_not_name_the_start_of_their_source():
 
 def test_a_warm_student_differs_from_a_random_one_in_the_tables_alone():
     config = config_of("llama", hidden_act="gelu")  # an MLP that is not made of a GPT-2's
-    fresh = students_of(carrier("random"), config).first_parameters(5)
-    warm = students_of(carrier("teacher"), config).first_parameters(5)
+    fresh = students_of(carrier("random"), config).beginning(5)[0]
+    warm = students_of(carrier("teacher"), config).beginning(5)[0]
     changed = [name for name in fresh if not torch.equal(fresh[name], warm[name])]
     assert changed == TABLES
     model = AutoModelForCausalLM.from_config(config)
@@ -95,7 +95,7 @@ def test_a_warm_student_differs_from_a_random_one_in_the_tables_alone():
 
 def test_students_are_trained_from_there():
     students = students_of(carrier("teacher"))
-    start = students.first_parameters(starts_seed := 11)
+    start = students.beginning(starts_seed := 11)[0]
     with torch.no_grad():
         by_hand = students.training(
             students.learner, students.farzi.tensors, start=start, steps=3, seed=starts_seed
@@ -120,7 +120,7 @@ def test_weights_that_are_not_drawn_are_kept():
     with torch.no_grad():
         model.model.embed_tokens.weight.add_(1.0)
     students = students_of(carrier("teacher"), lambda: model)
-    for name, x in students.first_parameters(3).items():
+    for name, x in students.beginning(3)[0].items():
         assert torch.equal(x, model.get_parameter(name))
 
 
@@ -130,8 +130,8 @@ def test_parameters_that_do_not_train_are_kept():
         model.lm_head.weight.requires_grad_(False)
         return model
 
-    fresh = students_of(carrier("random"), learner_init).first_parameters(5)
-    warm = students_of(carrier("teacher"), learner_init).first_parameters(5)
+    fresh = students_of(carrier("random"), learner_init).beginning(5)[0]
+    warm = students_of(carrier("teacher"), learner_init).beginning(5)[0]
     changed = [name for name in fresh if not torch.equal(fresh[name], warm[name])]
     assert TABLES[0] in changed
     assert TABLES[1] not in changed
@@ -142,14 +142,14 @@ def test_students_have_the_type_of_their_learner():
     students = students_of(
         farzi, lambda: AutoModelForCausalLM.from_config(config_of("llama")).double()
     )
-    assert {x.dtype for x in students.first_parameters(0).values()} == {torch.float64}
+    assert {x.dtype for x in students.beginning(0)[0].values()} == {torch.float64}
 
 
 @pytest.mark.parametrize("kind", NEXT_ITEM)
 def test_recommenders_begin_with_the_teachers_items(kind):
     farzi = carrier("teacher", "fmlp")
     fresh, warm = (
-        students_of(each, config_of(kind)).first_parameters(5)
+        students_of(each, config_of(kind)).beginning(5)[0]
         for each in (carrier("random", "fmlp"), farzi)
     )
     assert not torch.equal(fresh["embedding.weight"], warm["embedding.weight"])
@@ -164,17 +164,21 @@ def test_another_vocabulary_is_an_error():
 # -- their learning rate ---------------------------------------------------------------------------
 
 SHARES_OF_RATE = [
-    ({}, 1.0),  # the teacher itself, whose layers are not set
-    ({"n_layer": 2}, 0.25),
-    ({"n_embd": 24, "tie_word_embeddings": False}, 0.25),
-    ({"n_embd": 8, "tie_word_embeddings": False}, 1.0),  # narrower
-    ({"n_embd": 24, "n_head": 1, "tie_word_embeddings": False}, 1.0),  # its layers do not fit
+    ("gpt2", {}, 1.0),  # the teacher itself, whose layers are not set
+    ("gpt2", {"n_layer": 2}, 0.25),
+    ("gpt2", {"n_embd": 24, "tie_word_embeddings": False}, 0.25),
+    ("gpt2", {"n_embd": 8, "tie_word_embeddings": False}, 1.0),  # narrower
+    ("gpt2", {"n_embd": 24, "n_head": 1, "tie_word_embeddings": False}, 1.0),  # they do not fit
+    ("gpt_neox", {"use_parallel_residual": False}, 0.25),
+    ("gpt_neox", {}, 1.0),  # its MLPs have something to learn
 ]
 
 
-@pytest.mark.parametrize(("changes", "share"), SHARES_OF_RATE)
-def test_students_as_wide_as_the_teacher_with_its_layers_take_a_part_of_the_rate(changes, share):
-    students = students_of(carrier("teacher"), config_of("gpt2", **changes))
+@pytest.mark.parametrize(("kind", "changes", "share"), SHARES_OF_RATE)
+def test_students_as_wide_as_the_teacher_with_its_layers_take_a_part_of_the_rate(
+    kind, changes, share
+):
+    students = students_of(carrier("teacher"), config_of(kind, **changes))
     seed = derive(students.seed, Purpose.EVALUATION_STUDENT, 0)
     training = replace(
         students.training,
@@ -184,7 +188,7 @@ def test_students_as_wide_as_the_teacher_with_its_layers_take_a_part_of_the_rate
         by_hand = training(
             students.learner,
             students.farzi.tensors,
-            start=students.first_parameters(seed),
+            start=students.beginning(seed)[0],
             steps=3,
             seed=seed,
         )
@@ -193,13 +197,13 @@ def test_students_as_wide_as_the_teacher_with_its_layers_take_a_part_of_the_rate
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "soap"])
-@pytest.mark.parametrize(("changes", "share"), SHARES_OF_RATE)
-def test_so_they_do_under_the_stock_trainer(changes, share, optimizer, tmp_path):
+@pytest.mark.parametrize(("kind", "changes", "share"), SHARES_OF_RATE)
+def test_so_they_do_under_the_stock_trainer(kind, changes, share, optimizer, tmp_path):
     farzi = carrier("teacher")
     farzi.config.inner |= {"optimizer": optimizer}
     rates = {}
     for given in ({}, {"learning_rate": 0.125}, {"start": STUDENT_STARTS["random"]}):
-        model = AutoModelForCausalLM.from_config(config_of("gpt2", **changes))
+        model = AutoModelForCausalLM.from_config(config_of(kind, **changes))
         trainer = farzi.trainer(model, tmp_path, use_cpu=True, **given)
         rates[(*given,)] = trainer.create_optimizer().param_groups[0]["lr"]
     own = INNER_OF_TEACHER["lr"]
@@ -222,7 +226,7 @@ def test_a_training_can_have_the_whole_rate():
         by_hand = students.training(
             students.learner,
             students.farzi.tensors,
-            start=students.first_parameters(seed),
+            start=students.beginning(seed)[0],
             steps=3,
             seed=seed,
         )
@@ -237,8 +241,8 @@ def test_a_student_that_is_the_teacher_gets_one_line(caplog):
     starts._say_once.cache_clear()
     students = students_of(carrier("teacher"), config_of("gpt2"))
     with caplog.at_level(logging.WARNING):
-        students.first_parameters(0)
-        students.first_parameters(1)
+        students.beginning(0)
+        students.beginning(1)
     said = [record.getMessage() for record in caplog.records]
     assert [line for line in said if "--teacher" in line] == [
         "The student has the teacher's kind, width and depth, so at best its training leads back to"
@@ -251,7 +255,7 @@ def test_a_student_that_is_the_teacher_gets_one_line(caplog):
 def test_another_student_gets_none(changes, caplog):
     starts._say_once.cache_clear()
     with caplog.at_level(logging.WARNING):
-        students_of(carrier("teacher"), config_of("gpt2", **changes)).first_parameters(0)
+        students_of(carrier("teacher"), config_of("gpt2", **changes)).beginning(0)
     assert not caplog.records
 
 

@@ -433,7 +433,14 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        # It is like the config, and takes seconds.
+        pytest.param(case, marks=pytest.mark.slow) if case == "metrics" else case
+        for case in CASES
+    ],
+)
 def test_a_load_costs_little_or_is_refused(tmp_path, case):
     spoil, message = CASES[case]
     folder, answer = tmp_path / "summary", tmp_path / "answer.json"
