@@ -177,7 +177,7 @@ def test_shares_that_another_run_has_kept_are_measured_again(data_dir, tmp_path)
         test = [json.loads(facts["known"])["test"] for facts in (known, later)]
         assert len(test[1]) == 3
         assert test[1][:2] == pytest.approx(test[0])
-    with pytest.raises(ValueError, match="--kept: .* has no choice of these ways"):
+    with pytest.raises(ValueError, match=r"--kept: .* has no choice of these ways"):
         mixture.main([*again, "--kept", str(tmp_path)])
 
 
