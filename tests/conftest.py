@@ -76,39 +76,42 @@ settings.load_profile("farzi")
 
 
 _LONGEST = (
-    "test_readme.py",
     "test_suggestion.py",
+    "test_minutes.py",
+    "test_rotary_layers.py",
     "test_weigh.py",
     "test_carried_teacher.py",
     "test_attribute.py",
     "test_own.py",
-    "test_verdict.py",
-    "test_untrusted.py",
-    "test_full_data.py",
-    "test_chat_template.py",
-    "test_run.py",
-    "test_carried.py",
+    "test_teacher.py",
     "test_licensed_text.py",
 )
-"""Files that take seven seconds of a processor and more."""
+"""Files that take six seconds of a processor and more."""
 
-
-_FORKING = (
-    "test_untrusted.py",
-    "test_run.py",
-    "test_load_budget.py",
-    "test_processes.py",
-    "test_opened_files.py",
-    "test_checkpoints.py",
-)
-"""Files whose tests fork processes from one that has imported everything, see `trainer_runs`."""
+_TOGETHER = {
+    "processes are forked from one that imports everything, see `trainer_runs`": (
+        "test_untrusted.py",
+        "test_run.py",
+        "test_load_budget.py",
+        "test_processes.py",
+        "test_opened_files.py",
+        "test_checkpoints.py",
+    ),
+    "a summary that carries a teacher is made once, see `recipes/conftest.py`": (
+        "test_carried_recipe.py",
+        "test_warm.py",
+        "test_warm_outer.py",
+    ),
+}
+"""Files that share what takes seconds to make, by what that is."""
+_SHARE = {file: what for what, files in _TOGETHER.items() for file in files}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests have ten minutes. The longest files come first: last, they would leave one core
     idle, because `make test` gives a file to one process, which makes its fixtures once.
     """
-    items.sort(key=lambda item: item.path.name not in _LONGEST + _FORKING)
+    items.sort(key=lambda item: item.path.name not in {*_LONGEST, *_SHARE})
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(600))
@@ -116,9 +119,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """`make test` gives the files that fork to one process, so the one from which they fork imports
-    everything once, which takes five seconds of a processor. Any other file goes to a process as a
-    whole.
+    """`make test` gives files that share something to one process. Any other file goes to a process
+    as a whole.
     """
     if config.getoption("dist") != "loadfile":
         return None
@@ -127,7 +129,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = super()._split_scope(nodeid)
-            return "forking" if Path(path).name in _FORKING else path
+            return _SHARE.get(Path(path).name, path)
 
     return Scheduling(config, log)
 

@@ -18,6 +18,7 @@ import re
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -227,19 +228,26 @@ class Histories:
         return shown
 
     def _read(self, words: Sequence[str]) -> tuple[list[int], list[str]]:
-        """The items that a text names, one after the other, and their names; 0 for a word that
-        belongs to no name."""
+        """The items that a text names, one after the other, and their names; one 0 for all words
+        between two of them that belong to no name.
+        """
         numbers: list[int] = []
         names: list[str] = []
         place = 0
-        while place < len(words):
-            length = self.longest.get(words[place], 1)
-            while length > 1 and tuple(words[place : place + length]) not in self.items:
+        begins_a_name = self.longest.__contains__
+        for first in compress(range(len(words)), map(begins_a_name, words)):
+            if first < place:
+                continue  # within the name before
+            if first > place:
+                numbers.append(0)
+                names.append("")
+            length = self.longest[words[first]]
+            while length > 1 and tuple(words[first : first + length]) not in self.items:
                 length -= 1
-            name = tuple(words[place : place + length])
+            name = tuple(words[first : first + length])
             numbers.append(self.items.get(name, 0))
             names.append(" ".join(name))
-            place += length
+            place = first + length
         return numbers, names
 
 

@@ -127,19 +127,19 @@ def _narrower(theirs: Gpt2, model: GPT2LMHeadModel, teacher: Reader, ids: Tensor
         own = own_layer(model, number)
         states = teacher.normed(x)
         ours = student.normed(y) * gain
-        reading = _fitted(ours, states, to_student)
+        reading = reading_of(ours, states, to_student)
         layer = dict(attention(theirs, model, number, to_student, reading, own))
         x = x + teacher.attention(of_teacher, number, states)
         y = y + student.attention(layer, number, ours)
         states = teacher.normed(x)
         ours = student.normed(y) * gain
-        reading = _fitted(ours, states, to_student)
-        layer |= _mlp(theirs, student, number, to_student, reading, own, ours)
+        reading = reading_of(ours, states, to_student)
+        layer |= fitted_units(theirs, student, number, to_student, reading, own, ours)
         x = x + teacher.mlp(of_teacher, states)
         y = y + student.mlp(layer, ours)
         values |= named_layer(number, layer, gain, width)
     values |= silent_layers(model, len(layers))
-    reading = _fitted(student.normed(y) * gain, teacher.normed(x), to_student)
+    reading = reading_of(student.normed(y) * gain, teacher.normed(x), to_student)
     values |= head(theirs, reading)
     return values
 
@@ -253,7 +253,7 @@ _NOT_COUNTED = -100
 # -- least squares ---------------------------------------------------------------------------------
 
 
-def _fitted(ours: Tensor, states: Tensor, to_student: Tensor) -> Reading:
+def reading_of(ours: Tensor, states: Tensor, to_student: Tensor) -> Reading:
     """The teacher's states (…, e) from the student's (…, w), by least squares that prefer Mᵀ."""
     prior = Reading.back(to_student)
     start = torch.cat([prior.matrix, prior.shift[None]])
@@ -272,7 +272,7 @@ def least_squares(read: Tensor, wanted: Tensor, prior: Tensor, ridge: float) -> 
     return prior + torch.linalg.solve(squares + of_ridge, read.T @ (wanted - read @ prior))
 
 
-def _mlp(
+def fitted_units(
     theirs: Gpt2,
     student: Reader,
     number: int,

@@ -15,8 +15,8 @@ Known as GUIDE (arXiv 2510.06502) and weight subcloning (arXiv 2312.09299), for 
 family; and SimKD's reused head (arXiv 2203.14001).
 
 A student of the teacher's own kind begins with its layers, too, if it has more of them, or another
-width for which there is a map; see `farzi_hf.summary.layers`. So does a Llama, whose teacher is a
-GPT-2; see `farzi_hf.summary.rotary_layers`.
+width for which there is a map; see `farzi_hf.summary.layers`. So does a Llama or a GPT-NeoX, whose
+teacher is a GPT-2; see `farzi_hf.summary.rotary_layers` and `farzi_hf.summary.neox_layers`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from farzi_hf.summary.layers import (
     normed,
 )
 from farzi_hf.summary.narrower import Rows, narrower_layers
+from farzi_hf.summary.neox_layers import neox_layers
 from farzi_hf.summary.rotary_layers import rotary_layers
 from farzi_hf.summary.soft_tokens import check_student, vocabulary_size
 from farzi_hf.summary.teacher import no_padding, parameter_names, whole
@@ -137,7 +138,8 @@ def _layers(
     """
     maps = [layers_of_a_deeper_model]
     if rows is not None:
-        maps += [partial(narrower_layers, rows=rows), partial(rotary_layers, rows=rows)]
+        of_rows = (narrower_layers, rotary_layers, neox_layers)
+        maps += [partial(make, rows=rows) for make in of_rows]
     maps.append(layers_at_another_width)
     found = (make(teacher, model) for make in maps)
     return next(filter(None, found), {})
@@ -149,7 +151,8 @@ def share_of_rate(teacher: PreTrainedModel, model: PreTrainedModel, names: Itera
 
     A student that begins with layers and is as wide as its teacher does nearly what the teacher
     does, before its first step. Steps of the whole rate lead it away from there. A narrower one has
-    more to learn (`recipes/LOG.md`, "Rates of students that begin with layers").
+    more to learn (`recipes/LOG.md`, "Rates of students that begin with layers"), and so has one
+    whose MLPs do not read what attention writes beside them.
 
     Args:
         teacher: whose parameters they are.
@@ -158,7 +161,9 @@ def share_of_rate(teacher: PreTrainedModel, model: PreTrainedModel, names: Itera
     """
     widths = [each.get_input_embeddings().weight.shape[1] for each in (teacher, model)]
     has_layers = any(OF_A_LAYER.search(name) for name in names)
-    return _WITH_ALL_OF_IT if has_layers and widths[1] >= widths[0] else 1.0
+    is_parallel = getattr(model.config, "use_parallel_residual", False)
+    has_all = has_layers and widths[1] >= widths[0] and not is_parallel
+    return _WITH_ALL_OF_IT if has_all else 1.0
 
 
 def _first_position(name: str) -> int:

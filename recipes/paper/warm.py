@@ -557,6 +557,21 @@ def rates_of_layers() -> Iterator[Cell]:
             yield Cell(student, "warm", "written", steps, rows, rate)
 
 
+def neox_students() -> Iterator[Cell]:
+    """Starts, rates and rows of a GPT-NeoX, whose teacher is a GPT-2; rows on which the two are
+    looked at give it layers, and weights alone tables.
+    """
+    for start in ("weights alone", "warm"):
+        yield Cell("NeoX 64", start, "written", 1, 40, 1e-9)
+    ways = ((40, 0.015), (40, 0.0075), (40, 0.00375), (10, 0.0075), (10, 0.00375))
+    for steps, (rows, rate) in product((30, 100), ways):
+        yield Cell("NeoX 64", "warm", "written", steps, rows, rate)
+    for steps in (30, 100):
+        yield Cell("NeoX 64", "weights alone", "written", steps, 40, 0.015)
+    yield Cell("NeoX 64", "warm", "written", 300, 10, 0.0075)
+    yield Cell("NeoX 64", "warm", "written", 300, 10, 0.00375)
+
+
 def wider_and_deeper() -> Iterator[Cell]:
     """Students that do just what their teacher does before their first step, at the rate that they
     take where nobody gives them one.
@@ -612,6 +627,7 @@ PARTS: dict[type, dict[str, list[Cell]]] = {
         "narrower": list(narrower_students()),
         "rotary": list(rotary_students()),
         "rates_of_layers": list(rates_of_layers()),
+        "neox": list(neox_students()),
         "exact": list(wider_and_deeper()),
         "deeper": list(narrower_and_deeper()),
         "rates": list(rates()),

@@ -185,6 +185,7 @@ def test_the_verdict_does_not_wait_for_files(machine, monkeypatch):
     assert [at > sys.stdout.said for at in saved] == [True]
 
 
+@pytest.mark.slow
 def test_threads_are_chosen_again_where_others_begin(machine, monkeypatch, capsys):
     """Two threads were faster until another program began. Then a step of two threads takes eight
     times as long, because each waits for the other, and one of one thread twice as long. Here no

@@ -307,7 +307,10 @@ def test_compare_answers_for_a_trainer_in_python(tmp_path, sequences, tokenizer)
     assert found.verdict.facts["bytes"] == trainer.model.nbytes
 
 
-@pytest.mark.parametrize(("start", "word"), [("teacher", "warm"), ("random", "random")])
+@pytest.mark.parametrize(
+    ("start", "word"),
+    [("teacher", "warm"), pytest.param("random", "random", marks=pytest.mark.slow)],
+)
 def test_a_row_names_the_start_of_its_students(tmp_path, sequences, tokenizer, start, word):
     settings = {"labels": "teacher", "inputs": "drawn", "packing_steps": 2, "student_start": start}
     trainer = tiny_trainer(

@@ -164,17 +164,21 @@ def test_another_vocabulary_is_an_error():
 # -- their learning rate ---------------------------------------------------------------------------
 
 SHARES_OF_RATE = [
-    ({}, 1.0),  # the teacher itself, whose layers are not set
-    ({"n_layer": 2}, 0.25),
-    ({"n_embd": 24, "tie_word_embeddings": False}, 0.25),
-    ({"n_embd": 8, "tie_word_embeddings": False}, 1.0),  # narrower
-    ({"n_embd": 24, "n_head": 1, "tie_word_embeddings": False}, 1.0),  # its layers do not fit
+    ("gpt2", {}, 1.0),  # the teacher itself, whose layers are not set
+    ("gpt2", {"n_layer": 2}, 0.25),
+    ("gpt2", {"n_embd": 24, "tie_word_embeddings": False}, 0.25),
+    ("gpt2", {"n_embd": 8, "tie_word_embeddings": False}, 1.0),  # narrower
+    ("gpt2", {"n_embd": 24, "n_head": 1, "tie_word_embeddings": False}, 1.0),  # they do not fit
+    ("gpt_neox", {"use_parallel_residual": False}, 0.25),
+    ("gpt_neox", {}, 1.0),  # its MLPs have something to learn
 ]
 
 
-@pytest.mark.parametrize(("changes", "share"), SHARES_OF_RATE)
-def test_students_as_wide_as_the_teacher_with_its_layers_take_a_part_of_the_rate(changes, share):
-    students = students_of(carrier("teacher"), config_of("gpt2", **changes))
+@pytest.mark.parametrize(("kind", "changes", "share"), SHARES_OF_RATE)
+def test_students_as_wide_as_the_teacher_with_its_layers_take_a_part_of_the_rate(
+    kind, changes, share
+):
+    students = students_of(carrier("teacher"), config_of(kind, **changes))
     seed = derive(students.seed, Purpose.EVALUATION_STUDENT, 0)
     training = replace(
         students.training,
@@ -193,13 +197,13 @@ def test_students_as_wide_as_the_teacher_with_its_layers_take_a_part_of_the_rate
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "soap"])
-@pytest.mark.parametrize(("changes", "share"), SHARES_OF_RATE)
-def test_so_they_do_under_the_stock_trainer(changes, share, optimizer, tmp_path):
+@pytest.mark.parametrize(("kind", "changes", "share"), SHARES_OF_RATE)
+def test_so_they_do_under_the_stock_trainer(kind, changes, share, optimizer, tmp_path):
     farzi = carrier("teacher")
     farzi.config.inner |= {"optimizer": optimizer}
     rates = {}
     for given in ({}, {"learning_rate": 0.125}, {"start": STUDENT_STARTS["random"]}):
-        model = AutoModelForCausalLM.from_config(config_of("gpt2", **changes))
+        model = AutoModelForCausalLM.from_config(config_of(kind, **changes))
         trainer = farzi.trainer(model, tmp_path, use_cpu=True, **given)
         rates[(*given,)] = trainer.create_optimizer().param_groups[0]["lr"]
     own = INNER_OF_TEACHER["lr"]

@@ -99,9 +99,13 @@ CASES: dict[str, Config] = {
 }
 
 
-@pytest.mark.parametrize("show", [False, True], ids=["load", "show"])
+@pytest.mark.parametrize(
+    "show",
+    [pytest.param(False, id="load", marks=pytest.mark.slow), pytest.param(True, id="show")],
+)
 @pytest.mark.parametrize("case", CASES)
 def test_a_config_of_a_kilobyte_does_not_take_seconds_and_gigabytes(ask, case, show):
+    """To show a summary is to load it, and more."""
     outcome = ask(config=CASES[case], show=show)
     assert outcome.fault == ""
 

@@ -1,0 +1,254 @@
+"""The layers of a GPT-2 for a GPT-NeoX, such as Pythia.
+
+Both have norms with gain and shift, biases, and units of GELU, so what is a matrix goes from model
+to model as it does to a GPT-2 of another width: `farzi_hf.summary.layers` and
+`farzi_hf.summary.narrower`. Two things are different.
+
+**Positions** are rotary. Queries and keys are fitted, as `farzi_hf.summary.rotations` has it.
+Coordinates to spare begin with the keys of the new model and no queries.
+
+**The residual is parallel**, unless the config says otherwise: attention and MLP of a layer both
+read the states y that come in, where the MLP of a GPT-2 reads y and what attention has just
+written. Least squares say what of that y tells, ŷ A + a ≈ x̂; what is left has to be learnt. With
+`use_parallel_residual=False` nothing is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import GPT2LMHeadModel, GPTNeoXForCausalLM, PreTrainedModel
+
+from farzi_hf.summary.layers import Gpt2, Reading, Values, head, of_rank
+from farzi_hf.summary.narrower import (
+    Reader,
+    Rows,
+    fitted_units,
+    layers_of,
+    reading_of,
+    rows_to_read,
+    to_width,
+)
+from farzi_hf.summary.rotations import (
+    Rotation,
+    embedding_for_rotations,
+    fitted,
+    has_room_for,
+    heads_of,
+    with_one_left,
+)
+from farzi_hf.summary.teacher import parameter_names
+
+_FUSED = "attention.query_key_value"
+_DENSE = "attention.dense"
+_UNITS = {"mlp.c_fc": "mlp.dense_h_to_4h", "mlp.c_proj": "mlp.dense_4h_to_h"}
+"""What a GPT-2 calls the two matrices of a layer's MLP, and what a GPT-NeoX does."""
+_WRITERS = (f"{_DENSE}.", "mlp.dense_4h_to_h.")
+"""Beginnings of the names of what writes into the states."""
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+def neox_layers(teacher: PreTrainedModel, model: PreTrainedModel, rows: Rows) -> Values:
+    """The parameters of a GPT-NeoX that does nearly what a GPT-2 does, by name; {} for other pairs,
+    and where the teacher is too large or reads too few positions for this. Layers that only the
+    model has write nothing yet.
+
+    Args:
+        teacher: a trained model, with weights on any device.
+        model: a new model over the same vocabulary, of any width.
+        rows: as the teacher writes them.
+    """
+    if not _fits(teacher, model):
+        return {}
+    ids = rows_to_read(teacher, rows)
+    if ids is None or ids.shape[1] < 2:
+        return {}
+    with torch.inference_mode(False), torch.no_grad():
+        return dict(_values(teacher, model, ids))
+
+
+def _fits(teacher: PreTrainedModel, model: PreTrainedModel) -> bool:
+    """Whether there is a map between the two."""
+    if type(model) is not GPTNeoXForCausalLM:
+        return False
+    config = model.config
+    has_all_biases = config.attention_bias and config.hidden_act.startswith("gelu")
+    return has_all_biases and has_room_for(model, teacher)
+
+
+def _values(
+    teacher: GPT2LMHeadModel, model: GPTNeoXForCausalLM, ids: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """The parameters, layer by layer."""
+    theirs = Gpt2(teacher)
+    reader = Reader(teacher.config)
+    layers = layers_of(theirs, teacher.config.n_layer)
+    student = _Student.of(theirs, model, ids.shape[1])
+    if student.width < theirs.width:
+        to_student = to_width(theirs, reader, layers, ids, student.width)
+    else:
+        to_student = theirs.to_width(student.width)
+    table = embedding_for_rotations(theirs, ids) @ to_student
+    yield "gpt_neox.embed_in.weight", table
+    x = theirs.states(ids)
+    y = table[ids]
+    for number, module in enumerate(model.gpt_neox.layers):
+        own = {name: weight.detach().double().cpu() for name, weight in module.named_parameters()}
+        prefix = f"gpt_neox.layers.{number}."
+        if number >= len(layers):
+            for name in own:
+                if name.startswith(_WRITERS):
+                    yield prefix + name, torch.zeros_like(own[name])
+            continue
+        layer = layers[number]
+        states = reader.normed(x)
+        ours = student.normed(y)
+        reading = reading_of(ours, states, to_student)
+        made = _attention(student, theirs, layer, to_student, reading, (states, ours), own)
+        x = x + reader.attention(layer, number, states)
+        behind = y + student.attention(made, ours)
+        states = reader.normed(x)
+        ours = student.normed(y if student.is_parallel else behind)
+        reading = reading_of(ours, states, to_student)
+        units = dict(fitted_units(theirs, reader, number, to_student, reading, _units(own), ours))
+        x = x + reader.mlp(layer, states)
+        y = behind + reader.mlp(units, ours)
+        made |= _of_units(units)
+        made |= {f"{norm}.weight": ours.new_full((student.width,), student.gain) for norm in _NORMS}
+        made |= {f"{norm}.bias": ours.new_zeros(student.width) for norm in _NORMS}
+        for name, value in made.items():
+            yield prefix + name, value
+    reading = reading_of(student.normed(y), reader.normed(x), to_student)
+    weight, gain, shift = (value for _, value in head(theirs, reading))
+    yield parameter_names(model, model.get_output_embeddings())["weight"], weight
+    yield "gpt_neox.final_layer_norm.weight", gain
+    yield "gpt_neox.final_layer_norm.bias", shift
+
+
+def _units(own: Values) -> Values:
+    """The MLP of a layer by the names of a GPT-2, and as it stores matrices."""
+    return {
+        **{f"{theirs}.weight": own[f"{ours}.weight"].T for theirs, ours in _UNITS.items()},
+        **{f"{theirs}.bias": own[f"{ours}.bias"] for theirs, ours in _UNITS.items()},
+    }
+
+
+def _of_units(layer: Values) -> Values:
+    """The inverse of `_units`."""
+    return {
+        **{f"{ours}.weight": layer[f"{theirs}.weight"].T for theirs, ours in _UNITS.items()},
+        **{f"{ours}.bias": layer[f"{theirs}.bias"] for theirs, ours in _UNITS.items()},
+    }
+
+
+# -- the student's states --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Student:
+    """What the layers of a GPT-NeoX do with states (n, L, w) that have no mean."""
+
+    width: int
+    """w."""
+    heads: int
+    """h."""
+    epsilon: float
+    """Of the norms."""
+    gain: float
+    """Of the norms of layers."""
+    is_parallel: bool
+    """Whether the MLP of a layer reads what its attention reads."""
+    rotation: Rotation
+    """Of queries and keys."""
+
+    @classmethod
+    def of(cls, theirs: Gpt2, model: GPTNeoXForCausalLM, length: int) -> _Student:
+        """That of a model, for rows of this length."""
+        config = model.config
+        width = config.hidden_size
+        heads = config.num_attention_heads
+        return cls(
+            width,
+            heads,
+            config.layer_norm_eps,
+            theirs.gain(width),
+            config.use_parallel_residual,
+            Rotation.of(model.gpt_neox.rotary_emb, model, length, width // heads),
+        )
+
+    def normed(self, y: Tensor) -> Tensor:
+        """States as readers get them."""
+        return self.gain * y / (y.square().mean(-1, keepdim=True) + self.epsilon).sqrt()
+
+    def attention(self, layer: Values, states: Tensor) -> Tensor:
+        """What the attention of a layer writes."""
+        read = states @ layer[f"{_FUSED}.weight"].T + layer[f"{_FUSED}.bias"]
+        heads = heads_of(read, self.heads).chunk(3, dim=-1)
+        queries, keys = (self.rotation.rotated(part) for part in heads[:2])
+        attended = nn.functional.scaled_dot_product_attention(
+            queries, keys, heads[2], is_causal=True
+        )
+        attended = attended.transpose(1, 2).flatten(2)
+        return attended @ layer[f"{_DENSE}.weight"].T + layer[f"{_DENSE}.bias"]
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+
+def _attention(
+    student: _Student,
+    theirs: Gpt2,
+    layer: Values,
+    to_student: Tensor,
+    reading: Reading,
+    states: tuple[Tensor, Tensor],
+    own: Values,
+) -> Values:
+    """The heads of the teacher. Heads that only the student has write nothing yet.
+
+    Args:
+        student: whose layer it is.
+        theirs: the teacher.
+        layer: of the teacher.
+        to_student: M (e, w).
+        reading: of the teacher's states from the student's.
+        states: of teacher (n, L, e) and student (n, L, w), as their norms return them.
+        own: the parameters of the student's layer.
+    """
+    size = student.rotation.size
+    count = theirs.heads
+    weight = layer["attn.c_attn.weight"]
+    bias = layer["attn.c_attn.bias"]
+    readers = [part.chunk(count, 1) for part in reading.through(weight, bias).chunk(3, 1)]
+    writers = (layer["attn.c_proj.weight"] @ to_student).chunk(count)
+    fused = torch.cat([own[f"{_FUSED}.weight"], own[f"{_FUSED}.bias"][:, None]], dim=1)
+    # (h, w + 1, d) each: what a head reads of the states and, last, its biases.
+    queries, keys, values = (
+        part.mT.clone() for part in fused.unflatten(0, (student.heads, 3, size)).unbind(1)
+    )
+    outputs = fused.new_zeros(student.heads, size, student.width)
+    queries[:count] = 0
+    scale = (size / (theirs.width // count)) ** 0.25
+    for number, (query, key, value) in enumerate(zip(*readers, strict=True)):
+        left, [right] = with_one_left([key], [query], size)
+        slow = student.rotation.slow_first[: left.shape[1]]
+        keys[number][:, slow] = scale * left
+        queries[number][:, slow] = scale * right
+        values[number], writer = of_rank(value, writers[number].T, size)
+        outputs[number] = writer.T
+    of_teacher, of_student = states
+    wanted = [heads_of(part, count) for part in (of_teacher @ weight + bias).chunk(3, -1)[:2]]
+    read = torch.cat([of_student, torch.ones_like(of_student[..., :1])], dim=-1)
+    queries[:count], keys[:count] = fitted(
+        student.rotation, read, wanted, queries[:count], keys[:count]
+    )
+    fused = torch.stack([queries, keys, values], dim=1).mT.flatten(0, 2)
+    return {
+        f"{_FUSED}.weight": fused[:, :-1],
+        f"{_FUSED}.bias": fused[:, -1],
+        f"{_DENSE}.weight": outputs.flatten(0, 1).T,
+        f"{_DENSE}.bias": layer["attn.c_proj.bias"] @ to_student,
+    }

@@ -1,0 +1,196 @@
+"""Positions that are found by rotations, and how a student with them finds what a GPT-2 finds by
+positions that are added.
+
+Values of a head, and what writes them, go from model to model as they are. Queries and keys do not:
+they are fitted. With the teacher's pattern P of a head, some steps of Adam lower the mean over
+places of
+
+    KL(P ‖ softmax(q R k)).
+
+They begin with the teacher's products of queries and keys, the strongest directions in the
+coordinates that rotate slowest or not at all. Learnt positions are gone, but their mean belongs to
+the embeddings, and an entry that begins all rows has the first position as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import GPT2LMHeadModel, PreTrainedModel
+
+from farzi_hf.summary.layers import Gpt2
+
+_STEPS = 120
+"""Of a layer's attention."""
+_POSITIONS_OF_A_STEP = 2**10
+_RATE = 0.015
+_FALLS_FROM = 0.4
+"""The share of the steps after which the rate falls, to 0."""
+_SMALLEST = 1e-3
+"""The smallest variance of what queries and keys read, beside the mean one."""
+_NEVER = -1e9
+"""The score of a place that comes later."""
+
+
+def has_room_for(model: PreTrainedModel, teacher: PreTrainedModel) -> bool:
+    """Whether the teacher is a GPT-2 whose layers are known, and the model has room for each layer
+    and head, and a head of its own.
+    """
+    if type(teacher) is not GPT2LMHeadModel:
+        return False
+    theirs, ours = teacher.config, model.config
+    is_known = (
+        theirs.activation_function.startswith("gelu")
+        and theirs.scale_attn_weights
+        and not theirs.scale_attn_by_inverse_layer_idx
+        and not theirs.add_cross_attention
+    )
+    has_room = (
+        ours.num_hidden_layers >= theirs.n_layer > 0 and ours.num_attention_heads >= theirs.n_head
+    )
+    return is_known and has_room and not ours.tie_word_embeddings
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Of queries and keys, by their places in rows of L ids. The first r of a head's d coordinates
+    rotate, in pairs of the first and the second half of them.
+    """
+
+    cosines: Tensor
+    """(L, r)."""
+    sines: Tensor
+    """(L, r)."""
+    size: int
+    """d."""
+
+    @classmethod
+    def of(
+        cls, module: torch.nn.Module, model: PreTrainedModel, length: int, size: int
+    ) -> Rotation:
+        """That of a model for rows of this length.
+
+        Args:
+            module: of the model, which makes cosines and sines of places.
+            model: whose device it has.
+            length: L.
+            size: d.
+        """
+        embedding = model.get_input_embeddings().weight
+        places = torch.arange(length, device=embedding.device)[None]
+        cosines, sines = module(embedding.new_zeros((), dtype=torch.float), places)
+        return cls(cosines[0].double().cpu(), sines[0].double().cpu(), size)
+
+    @property
+    def slow_first(self) -> Tensor:
+        """(d,): the coordinates of a head: those that do not rotate, and then pair by pair those
+        that rotate slowest.
+        """
+        rotating = self.cosines.shape[1]
+        pairs = torch.arange(rotating).view(2, -1).flip(1).T.flatten()
+        return torch.cat([torch.arange(rotating, self.size), pairs])
+
+    def rotated(self, x: Tensor) -> Tensor:
+        """Queries or keys (…, L, d), each rotated by its place."""
+        rotating = self.cosines.shape[1]
+        turned = x[..., :rotating]
+        first, second = turned.chunk(2, dim=-1)
+        turned = turned * self.cosines.to(x) + torch.cat([-second, first], dim=-1) * self.sines.to(
+            x
+        )
+        return torch.cat([turned, x[..., rotating:]], dim=-1)
+
+
+def embedding_for_rotations(theirs: Gpt2, ids: Tensor) -> Tensor:
+    """(V, e): the teacher's embedding with what a student without learnt positions knows of them."""
+    table = theirs.embedding + theirs.positions[1 : ids.shape[1]].mean(0)
+    first = ids[0, 0]
+    if (ids[:, 0] == first).all():
+        table[first] = theirs.embedding[first] + theirs.positions[0]
+    return table
+
+
+def heads_of(x: Tensor, count: int) -> Tensor:
+    """(n, h, L, d) of (n, L, h d)."""
+    return x.unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+def with_one_left(
+    lefts: Sequence[Tensor], rights: Sequence[Tensor], rank: int
+) -> tuple[Tensor, Tensor]:
+    """A factor (w, r) that all of some products of (w, d) and (m, d) have, and the other factors of
+    each, (…, m, r), with the strongest directions first; r is `rank` at most.
+    """
+    of_left = torch.linalg.qr(torch.cat(list(lefts), dim=1))
+    of_right = torch.linalg.qr(torch.block_diag(*rights))
+    u, s, v = torch.linalg.svd(of_left.R @ of_right.R.T)
+    root = s[:rank].sqrt()
+    left = of_left.Q @ u[:, :rank] * root
+    right = of_right.Q @ v[:rank].T * root
+    return left, right.unflatten(0, (len(rights), -1))
+
+
+def fitted(
+    rotation: Rotation,
+    read: Tensor,
+    wanted: Sequence[Tensor],
+    queries: Tensor,
+    keys: Tensor,
+    share: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """Weights of queries (h, w, d) and keys (g, w, d), after the steps that bring a layer's
+    patterns near to those of the teacher.
+
+    Args:
+        rotation: of queries and keys.
+        read: ŷ (n, L, w).
+        wanted: the teacher's queries and keys, (n, h, L, …) each.
+        queries: the weights to begin with.
+        keys: theirs.
+        share: heads of queries for each head of keys.
+    """
+    # Steps are of like size in all directions of what is read.
+    flat = read.flatten(0, 1)
+    variances, directions = torch.linalg.eigh(flat.T @ flat / len(flat))
+    roots = variances.clamp_min(_SMALLEST * variances.mean()).sqrt()
+    root = directions * roots @ directions.T
+    inverse = directions / roots @ directions.T
+    read = (read @ inverse).float()[:, None]
+    wanted = [x.float() for x in wanted]
+    weights = [(root @ x).float() for x in (queries, keys)]
+    count = len(queries)
+    rows = max(1, _POSITIONS_OF_A_STEP // read.shape[2])
+    with torch.enable_grad():
+        for weight in weights:
+            weight.requires_grad_()
+        optimizer = torch.optim.Adam(weights, lr=_RATE, betas=(0.9, 0.99))
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _share_of_rate)
+        for step in range(_STEPS):
+            first = step * rows % len(read)
+            part = slice(first, first + rows)
+            of_queries, of_keys = (rotation.rotated(read[part] @ weight) for weight in weights)
+            of_keys = of_keys.repeat_interleave(share, 1)[:, :count]
+            theirs = _log_patterns(*(x[part] for x in wanted)).exp()
+            ours = _log_patterns(of_queries, of_keys)
+            losses = -(theirs * ours).sum(-1)  # KL but for the teacher's own entropy
+            optimizer.zero_grad()
+            losses.mean((0, 2)).sum().backward()
+            optimizer.step()
+            scheduler.step()
+    of_queries, of_keys = (inverse @ weight.detach().double() for weight in weights)
+    return of_queries, of_keys
+
+
+def _share_of_rate(step: int) -> float:
+    """Of the learning rate, at a step."""
+    return min(1.0, (1 - step / _STEPS) / (1 - _FALLS_FROM))
+
+
+def _log_patterns(queries: Tensor, keys: Tensor) -> Tensor:
+    """(n, h, L, L): the logarithms of what places get of those before them."""
+    scores = queries @ keys.mT / queries.shape[-1] ** 0.5
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return scores.masked_fill(later, _NEVER).log_softmax(-1)
