@@ -98,10 +98,6 @@ def weigh(
     trainings = Trainings.of(trainer, seed)
     own_rows = _rows_of(trainer.train_dataset) if rows is None else list(rows)
     count = len(trainer.train_dataset)
-    if count < 2:
-        raise ValueError(
-            f"trainer has a train_dataset of {count} row: give two or more, to choose among them"
-        )
     keep = number_kept(keep, count)
     of_rows = None if groups is None else Groups.of(groups, trainer.train_dataset)
     begin = _begin(prior, of_rows, count)
