@@ -357,3 +357,27 @@ def test_numbers_that_overflow_are_refused():
     with pytest.raises(ValueError, match=r"predicts NaN or infinity .*; begin at random"):
         farzi.start(model)
     assert torch.equal(model.lm_head.weight, before)
+
+
+def test_a_trainer_takes_the_name_of_a_start(tmp_path):
+    how = {"use_cpu": True, "report_to": "none", "max_steps": 1}
+    farzi = carrier("random")
+    model = tiny_model("llama")
+    before = model.lm_head.weight.detach().clone()
+    farzi.trainer(model, tmp_path, start="random", **how)
+    assert torch.equal(model.lm_head.weight, before)
+    farzi.trainer(model, tmp_path, start="teacher", **how)
+    assert not torch.equal(model.lm_head.weight, before)
+    for wrong in ("warm", 3):
+        with pytest.raises(ValueError, match=r"^start=.* is none of random, teacher$"):
+            farzi.trainer(model, tmp_path, start=wrong, **how)
+
+
+@pytest.mark.parametrize("model", [None, "gpt2", torch.nn.Linear(2, 2)])
+def test_what_is_no_model_is_named(tmp_path, model):
+    with pytest.raises(ValueError, match=r"^model is a .*, no model of transformers; give one"):
+        carrier().start(model)
+    with pytest.raises(ValueError, match=r"^model is a .*, no model of transformers; give one"):
+        carrier().trainer(model, tmp_path)
+    with pytest.raises(ValueError, match=r"^model is a .*, no model of transformers; give one"):
+        attach_soft_inputs(model)
