@@ -18,7 +18,13 @@ from farzi_hf.cli import main
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.distillation.inner_training import Students
-from farzi_hf.summary import FarziData, FarziDataConfig, attach_soft_inputs, soft_cross_entropy
+from farzi_hf.summary import (
+    FarziData,
+    FarziDataConfig,
+    attach_soft_inputs,
+    narrower,
+    soft_cross_entropy,
+)
 from farzi_hf.summary import student_starts as starts
 from farzi_hf.summary.start import Tables, maps_between
 from farzi_hf.summary.student_starts import STUDENT_STARTS, start_of
@@ -26,6 +32,12 @@ from farzi_hf.summary.student_starts import STUDENT_STARTS, start_of
 INNER_OF_TEACHER = {**INNER, "steps": 3, "synthetic_batch_size": 4}
 LLAMA = json.dumps({"model_type": "llama", **ATTENTION})
 TABLES = ["model.embed_tokens.weight", "lm_head.weight"]
+
+
+@pytest.fixture(autouse=True)
+def few_positions(monkeypatch):
+    """A quarter of the positions that are read by default, which is enough for such small models."""
+    monkeypatch.setattr(narrower, "_POSITIONS", 2**12)
 
 
 def carrier(start: str | None = "teacher", kind: str = "gpt2", entries: int = V) -> FarziData:
@@ -196,8 +208,17 @@ def test_students_as_wide_as_the_teacher_with_its_layers_take_a_part_of_the_rate
     assert all(torch.equal(found[name], by_hand[name]) for name in found)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "soap"])
-@pytest.mark.parametrize(("kind", "changes", "share"), SHARES_OF_RATE)
+WITH_SOAP = [(*case, "soap") for case in SHARES_OF_RATE]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "share", "optimizer"),
+    [
+        *((*case, "adam") for case in SHARES_OF_RATE),
+        *WITH_SOAP[:2],
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in WITH_SOAP[2:]),
+    ],
+)
 def test_so_they_do_under_the_stock_trainer(kind, changes, share, optimizer, tmp_path):
     farzi = carrier("teacher")
     farzi.config.inner |= {"optimizer": optimizer}
