@@ -175,6 +175,14 @@ def use_small_data(patch: pytest.MonkeyPatch) -> None:
     """Fewer of the embedded sentences and users, which `sample` and `sample_interactions` then are,
     fewer resamples of them, and one way to train on all of them, for a short time.
     """
+    resample_less(patch)
+    patch.setitem(TEXTS, "sample", lambda data_dir: small_text())
+    patch.setattr(items, "load_sample_interactions", small_interactions)
+    shorten_full_data(patch)
+
+
+def resample_less(patch: pytest.MonkeyPatch) -> None:
+    """Intervals of a tenth of the resamples."""
     given = {
         p.name: p.default
         for p in inspect.signature(bootstrap_interval).parameters.values()
@@ -182,9 +190,6 @@ def use_small_data(patch: pytest.MonkeyPatch) -> None:
     }
     assert given["resamples"] == 1000
     patch.setattr(bootstrap_interval, "__defaults__", tuple({**given, "resamples": 100}.values()))
-    patch.setitem(TEXTS, "sample", lambda data_dir: small_text())
-    patch.setattr(items, "load_sample_interactions", small_interactions)
-    shorten_full_data(patch)
 
 
 def shorten_full_data(patch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel, Trainer
 
 from farzi_hf.attribution.groups import Groups, intervals_over_trainings
-from farzi_hf.attribution.queries import queries_of
+from farzi_hf.attribution.queries import check_rows, queries_of
 from farzi_hf.attribution.replay import Replay
 from farzi_hf.attribution.scoring import KeptScores, Scorer
 from farzi_hf.common.files import is_taken
@@ -171,8 +171,10 @@ class Attribution:
     @property
     def row_deviations(self) -> Tensor:
         """(m,): the standard deviation of the rows' scores, in which group scores of different
-        queries can be compared.
+        queries can be compared; NaN of a single row.
         """
+        if self.scores.shape[1] < 2:  # of which torch would warn
+            return torch.full_like(self.scores[:, 0], torch.nan)
         return self.scores.std(1)
 
     @property
@@ -186,8 +188,11 @@ class Attribution:
 
     def top(self, k: int = 10, query: int | None = None) -> list[ScoredRow]:
         """The k rows that lowered a query's loss the most, the best first; by default the mean loss
-        of all queries.
+        of all queries. Raises ValueError if there is no query of this number.
         """
+        count = len(self.scores)
+        if query is not None and not 0 <= query < count:
+            raise ValueError(f"query={query!r} is none of the {count}; give 0 to {count - 1}")
         queries = slice(None) if query is None else [query]
         scores = self.scores[queries].mean(0)
         token_scores = None if self.token_scores is None else self.token_scores[queries].mean(0)
@@ -462,8 +467,9 @@ def attribute(
             is of another training or other queries; the message says the remedy.
         FloatingPointError: the training diverged, or its derivative did.
     """
-    of_rows = None if groups is None else Groups.of(groups, trainer.train_dataset)
+    check_rows("test_dataset", test_dataset)
     replay = Replay.of(trainer, damping)
+    of_rows = None if groups is None else Groups.of(groups, trainer.train_dataset)
     queries = queries_of(replay, test_dataset)
     queries.check()
     rows = range(replay.num_rows)

@@ -227,7 +227,7 @@ def outer_steps(
     """
     state = Weighing(begin, torch.zeros(trainings.num_rows))
     first = _scorer(trainings, targets, begin, 0, adjoint)
-    first.queries.check()
+    first.queries.check("target_dataset")
     kept = None if folder is None else _KeptWeighing(folder, first, begin)
     if kept is not None:
         state = kept.read(state)

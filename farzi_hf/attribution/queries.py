@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ class Queries(ABC):
     Args:
         replay: the training.
     """
+
+    unit: ClassVar[str]
+    """What its queries are, of several."""
 
     def __init__(self, replay: Replay) -> None:
         self.replay = replay
@@ -49,14 +53,27 @@ class Queries(ABC):
     def batches(self) -> Iterator[dict[str, Tensor]]:
         """All rows, one after the other, for a fingerprint."""
 
-    def check(self) -> None:
-        """Raises ValueError unless there is a query, and each has something to predict."""
+    def check(self, argument: str = "test_dataset") -> None:
+        """Raises ValueError unless there is a query, each has something to predict, and the model
+        knows all ids.
+
+        Args:
+            argument: names the queries in an error.
+        """
         empty = [query for query in range(len(self)) if not self._predicts(query)]
         if empty or not len(self):
             raise ValueError(
-                f"test_dataset has {len(self)} rows, nothing to predict in {empty}; give rows of two"
-                " tokens"
+                f"{argument} has {len(self)} {self.unit}, nothing to predict in {empty}; give rows of"
+                " two tokens"
             )
+        known = self.replay.learner.vocab_size
+        for batch in self.batches():
+            least, largest = map(int, torch.aminmax(batch["input_ids"]))
+            if not 0 <= least <= largest < known:
+                raise ValueError(
+                    f"{argument} has a row with ids from {least} to {largest}, but the model knows 0"
+                    f" to {known - 1}; use its tokenizer"
+                )
 
     @abstractmethod
     def _predicts(self, query: int) -> bool:
@@ -73,6 +90,8 @@ class RowQueries(Queries):
         replay: the training.
         dataset: the rows, in the form of the training set.
     """
+
+    unit = "rows"
 
     def __init__(self, replay: Replay, dataset: Dataset) -> None:
         super().__init__(replay)
@@ -107,6 +126,8 @@ class Targets(Queries):
         replay: the training.
         datasets: the rows of each target by its name, in the form of the training set.
     """
+
+    unit = "targets"
 
     def __init__(self, replay: Replay, datasets: Mapping[str, Dataset]) -> None:
         super().__init__(replay)
@@ -174,6 +195,19 @@ def queries_of(replay: Replay, test: Dataset | Mapping[str, Dataset]) -> Queries
     if isinstance(test, Mapping):
         return Targets(replay, test)
     return RowQueries(replay, test)
+
+
+def check_rows(argument: str, dataset: Any) -> None:
+    """Raises ValueError unless these are rows, or rows by the names of several targets."""
+    sets = list(dataset.values()) if isinstance(dataset, Mapping) else [dataset]
+    for rows in sets:
+        is_list = hasattr(rows, "__len__") and hasattr(rows, "__getitem__")
+        if not is_list or (len(rows) > 0 and not isinstance(rows[0], Mapping)):
+            given = " ".join(repr(rows).split())
+            raise ValueError(
+                f"{argument} has {given:.100} for rows; give a data set with input_ids, in the form"
+                " of the training set, or several by their names"
+            )
 
 
 def _predicted(batch: Mapping[str, Tensor]) -> int:

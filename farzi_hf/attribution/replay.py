@@ -221,6 +221,10 @@ def _refuse(applies: bool, reason: str) -> None:
 
 def _check_trainer(trainer: Trainer) -> None:
     """Raises ValueError if its arguments ask for what cannot be replayed."""
+    _refuse(
+        not isinstance(trainer, Trainer),
+        f"it is a {type(trainer).__name__}; give a configured transformers.Trainer",
+    )
     args = trainer.args
     _refuse(
         trainer.state.global_step > 0,

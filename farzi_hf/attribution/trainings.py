@@ -41,9 +41,15 @@ class Trainings:
         training has a start of its own; otherwise all start at its model.
 
         Raises:
-            ValueError: as `attribute`.
+            ValueError: as `attribute`, or there is a single row.
         """
-        return cls(Replay.of(trainer), seed)
+        trainings = cls(Replay.of(trainer), seed)
+        if trainings.num_rows < 2:
+            raise ValueError(
+                f"trainer has a train_dataset of {trainings.num_rows} row: give two or more, to"
+                " choose among them"
+            )
+        return trainings
 
     def with_optimizer(self, optimizer: InnerOptimizer) -> Trainings:
         """The same with another optimizer."""

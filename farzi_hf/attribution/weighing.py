@@ -23,6 +23,7 @@ from farzi_hf.attribution.outer_steps import (
     highest_weights,
     outer_steps,
 )
+from farzi_hf.attribution.queries import check_rows
 from farzi_hf.attribution.smoothness import smooth_enough
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.common.checks import check_size
@@ -93,13 +94,14 @@ def weigh(
         FloatingPointError: a training diverged, or its derivative did.
     """
     check_size("outer_steps", outer_steps, 1)
+    check_rows("target_dataset", target_dataset)
+    trainings = Trainings.of(trainer, seed)
     own_rows = _rows_of(trainer.train_dataset) if rows is None else list(rows)
     count = len(trainer.train_dataset)
     keep = number_kept(keep, count)
     of_rows = None if groups is None else Groups.of(groups, trainer.train_dataset)
     begin = _begin(prior, of_rows, count)
     targets = target_dataset if isinstance(target_dataset, Mapping) else {"target": target_dataset}
-    trainings = Trainings.of(trainer, seed)
     if check_smoothness:
         trainings, said = smooth_enough(trainings, targets, warm)
         for line in said:

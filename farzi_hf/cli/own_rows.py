@@ -14,6 +14,7 @@ from typing import Any
 from accelerate import PartialState
 from datasets import Dataset
 
+from farzi_hf.common.text import count_of, terminal_text
 from farzi_hf.data import IGNORED, Interactions, load_interactions
 from farzi_hf.data.chat_template import ChatTemplate
 from farzi_hf.data.files import stream_of
@@ -202,6 +203,7 @@ def text_rows(
     labels: list[list[int]] = []
     own: list[dict[str, Any]] = []
     paths: list[str] = []
+    cut = 0
     reading = None
     with ChatTemplate(tokenizer) as template:
         for number, row in enumerate(whole_rows(stream, source)):
@@ -218,9 +220,23 @@ def text_rows(
                 own.append(row)
                 if path is not None:
                     paths.append(path)
+            elif any(label != IGNORED for label in its_labels[most:]):
+                cut += 1
+    after = f"what is to be predicted begins after the {most} tokens that are read of a row"
+    if not ids and cut:
+        raise ValueError(
+            f"{source!r}: {after}, in all of {count_of(cut, 'row')}; raise --max_length, up to the"
+            " positions of the model"
+        )
     if not ids:
-        named = f"text in {column or 'text'!r}" if column or not own else "something to predict"
+        is_whole = reading is None or isinstance(reading, WholeText)
+        named = f"text in {column or 'text'!r}" if is_whole else "something to predict"
         raise ValueError(f"{source!r} has no rows with {named}; name the --column")
+    if cut:
+        say(
+            f"{terminal_text(source)}: {count_of(cut, 'row')} left out, because {after}"
+            " (--max_length, or the positions of the model)"
+        )
     of_all = all(IGNORED not in row for row in labels)
     return OwnRows(ids, None if of_all else labels, own, _short(paths) if paths else None)
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 
+from farzi_hf.common.checks import check_size
 from farzi_hf.common.text import count_of, reason, terminal_text
 from farzi_hf.data.columns import NAMES
 from farzi_hf.data.item_lists import is_text
@@ -224,6 +225,8 @@ def load_interactions(
             timestamp cannot be used, or no user is left.
         DataUnavailableError: there is no `data_dir`, and the data cannot be downloaded.
     """
+    check_size("min_interactions", min_interactions, 0)
+    check_size("min_item_interactions", min_item_interactions, 0)
     if isinstance(name, str) and name in SOURCES:
         source = SOURCES[name].find(name, data_dir)
         table = SOURCES[name].read(source)

@@ -6,6 +6,7 @@ split into train, validation and test, and turned into ids by a tokenizer that i
 """
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
+from farzi_hf.common.checks import check_size
 from farzi_hf.common.text import count_of, reason, terminal_text
 from farzi_hf.data.chat_template import ChatTemplate
 from farzi_hf.data.columns import hold_interactions
@@ -206,6 +208,17 @@ def load_text(
             usable tokenizer.
         DataUnavailableError: the data set or the tokenizer is not within reach.
     """
+    if not isinstance(path_or_repo, str | os.PathLike):
+        raise ValueError(
+            f"path_or_repo is a {type(path_or_repo).__name__}; give a file, a folder, a pattern or"
+            " the name of a data set of the Hub; of rows that you have already, farzi_hf.data.tokenize"
+            " makes ids"
+        )
+    if vocab_size is not None:
+        check_size("vocab_size", vocab_size)
+    is_tokenizer = tokenizer is None or isinstance(tokenizer, str | os.PathLike)
+    if not is_tokenizer and not hasattr(tokenizer, "get_vocab"):
+        raise ValueError(f"tokenizer={tokenizer!r:.200} is none; give one, its name or its folder")
     if rows not in (None, "line", "paragraph"):
         raise ValueError(f"rows={rows!r} is unknown: give line or paragraph, or leave it out")
     streams = partial(stream_of, path_or_repo, data_dir, name=name, split=split, revision=revision)

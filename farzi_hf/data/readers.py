@@ -51,7 +51,7 @@ def read_own(
     if isinstance(data, Dataset):
         return interactions_of(_arrow(data), "the data set", given)
     if not isinstance(data, (str, Path)):
-        return interactions_of(pa.table(data), "the data set", given)
+        return interactions_of(_table(data), "the data set", given)
     files = find_files(data, data_dir)
     if files is None:
         return interactions_of(_of_hub(data, **hub), data, given)
@@ -60,6 +60,17 @@ def read_own(
         part: [_reader(path)(path, given) for path in paths] for part, paths in files.splits.items()
     }
     return _joined(tables, data)
+
+
+def _table(data: Any) -> pa.Table:
+    """A data frame, or columns by their names, as a table."""
+    try:
+        return pa.table(data)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"name is a {type(data).__name__} that makes no table ({reason(error)}); give a data"
+            " frame, a Dataset, columns by their names, or a file"
+        ) from error
 
 
 def _read_splits(data: DatasetDict, given: Given) -> pa.Table:

@@ -194,9 +194,17 @@ def item_names(content: bytes, path: Path, most: int) -> list[str]:
 
 
 def vocabulary_of(processing_class: Any) -> Vocabulary:
-    """The vocabulary of a tokenizer, of a list of items' names, or of `None`."""
+    """The vocabulary of a tokenizer, of a list of items' names, or of `None`. Raises ValueError for
+    anything else.
+    """
     if processing_class is None:
         return Vocabulary()
     if hasattr(processing_class, "get_vocab"):
         return TokenVocabulary(processing_class)
+    is_no_list = isinstance(processing_class, str | bytes | Mapping)
+    if is_no_list or not hasattr(processing_class, "__len__"):
+        raise ValueError(
+            f"processing_class={processing_class!r:.200} is neither a tokenizer nor a list of names:"
+            " give AutoTokenizer.from_pretrained(…), or the names of all items"
+        )
     return ItemVocabulary(processing_class)

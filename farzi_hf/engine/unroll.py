@@ -99,10 +99,7 @@ def unroll(
         RuntimeError: a backward pass with `create_graph=True` through another adjoint than
             `Direct`; torch's own, for a loss that it cannot compile.
     """
-    if adjoint is not None and not isinstance(adjoint, Adjoint):
-        raise TypeError(
-            f"adjoint must be an Adjoint or None, got {adjoint!r:.80}; pass for example Tape()"
-        )
+    _check_adjoint(adjoint)
     # Training needs gradients even if the caller has turned them off.
     with torch.inference_mode(False):
         loop, w = _loop(
@@ -145,6 +142,7 @@ def gradients(
     Returns:
         The losses, and for each a tuple of derivatives in those `inputs` that require grad.
     """
+    _check_adjoint(adjoint)
     with torch.inference_mode(False), torch.enable_grad():
         loop, w = _loop(inner_loss, params, inputs, optimizer, steps, None, 1, torch_compile)
         with no_autocast(loop.autocast):
@@ -259,6 +257,14 @@ def _memory(x: Tensor) -> int:
     import psutil  # all else here needs torch alone
 
     return psutil.virtual_memory().total
+
+
+def _check_adjoint(adjoint: Any) -> None:
+    """Raises TypeError unless it is an adjoint, or None."""
+    if adjoint is not None and not isinstance(adjoint, Adjoint):
+        raise TypeError(
+            f"adjoint must be an Adjoint or None, got {adjoint!r:.80}; pass for example Tape()"
+        )
 
 
 def _usable(

@@ -34,6 +34,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,16 @@ def suggest(
     Raises:
         ValueError: an argument cannot be used, or there are too few rows.
     """
+    if not isinstance(task, Task):
+        raise ValueError(
+            f"task={task!r:.200} is none; give LanguageModeling(tokenizer) or"
+            " Recommendation(vocabulary)"
+        )
+    if not isinstance(dataset, Dataset | Mapping):
+        raise ValueError(
+            f"dataset is a {type(dataset).__name__}; give a datasets.Dataset, or a DatasetDict with"
+            " train and validation"
+        )
     if isinstance(dataset, Dataset) and len(dataset) > 1:
         held_out = dataset.train_test_split(0.1, seed=seed)
         dataset = DatasetDict(train=held_out["train"], validation=held_out["test"])
@@ -261,9 +272,11 @@ class Search:
 
     def _check(self) -> None:
         for name, value in (("bytes", self.most), ("minutes", self.minutes)):
-            if value is not None and not value > 0:
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            if value is not None and not (is_number and value > 0):
+                shown = value if is_number else f"{value!r:.200}"
                 raise ValueError(
-                    f"{name}={value} leaves no room: give a positive number, or leave it out"
+                    f"{name}={shown} leaves no room: give a positive number, or leave it out"
                 )
         present = {name for name, rows in self.splits.items() if len(rows)}
         if missing := {"train", "validation"} - present:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from inspect import signature
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -244,7 +245,8 @@ class RowsDataset(torch.utils.data.IterableDataset):
     def __init__(
         self, source: EndlessRows, num_rows: int | None = None, labels: Tensor | None = None
     ) -> None:
-        if num_rows is not None and num_rows < 1:
+        is_length = isinstance(num_rows, Integral) and num_rows >= 1
+        if num_rows is not None and not is_length:
             raise ValueError(
                 f"num_rows={num_rows!r} is not a length of an epoch; give at least 1, or None"
             )

@@ -32,6 +32,7 @@ from farzi_hf.data.seeds import check_seed
 from farzi_hf.summary.config import FarziDataConfig, check_choice
 from farzi_hf.summary.endless import EndlessRows, RowsDataset
 from farzi_hf.summary.forms import TokenInputs, forms_of
+from farzi_hf.summary.forms.common_inputs import rows_of_ids
 from farzi_hf.summary.from_teacher import labelled, materialized, summary_of_teacher
 from farzi_hf.summary.inner_settings import OwnOptimizer, inner_optimizer, training_arguments
 from farzi_hf.summary.origins import REAL, Origin
@@ -47,7 +48,7 @@ from farzi_hf.summary.store.hub import fetch_artefact, upload_artefact
 from farzi_hf.summary.store.tensor_file import STORAGES, fingerprint, load_tensors
 from farzi_hf.summary.store.vocabulary_files import load_vocabulary
 from farzi_hf.summary.store.writing import Results, load_results, read_plots, write_artefact
-from farzi_hf.summary.student_starts import STUDENT_STARTS, StudentStart, start_of
+from farzi_hf.summary.student_starts import STUDENT_STARTS, StudentStart, start_named, start_of
 from farzi_hf.summary.student_trainer import student_trainer
 from farzi_hf.summary.teacher import CarriedTeacher
 
@@ -215,8 +216,11 @@ class FarziData(nn.Module):
         """
         if functional is not None:
             return functional(self.tensors)
-        if indices is None or indices.ndim != 1 or indices.is_floating_point():
-            got = "None" if indices is None else f"{indices.dtype} of shape {tuple(indices.shape)}"
+        is_tensor = isinstance(indices, Tensor)
+        if not is_tensor or indices.ndim != 1 or indices.is_floating_point():
+            got = f"{indices!r:.100}"
+            if is_tensor:
+                got = f"{indices.dtype} of shape {tuple(indices.shape)}"
             raise ValueError(
                 f"indices must be an integer tensor of shape (b,), got {got}; pass"
                 " torch.tensor([0, …])"
@@ -320,7 +324,7 @@ class FarziData(nn.Module):
         model: PreTrainedModel,
         output_dir: str | os.PathLike = "student",
         *,
-        start: StudentStart | None = None,
+        start: StudentStart | str | None = None,
         **changes: Any,
     ) -> Trainer:
         """The stock Trainer for a student of this summary, ready to `train()`.
@@ -334,7 +338,7 @@ class FarziData(nn.Module):
             model: a new causal model over the vocabulary of the summary, or a recommender over its
                 items. It is changed in place.
             output_dir: as for `training_arguments`.
-            start: how the model begins, one of `STUDENT_STARTS`; by default `student_start`.
+            start: how the model begins, "teacher" or "random"; by default `student_start`.
             changes: arguments of `Trainer`, such as `compute_metrics`, or of `TrainingArguments`,
                 such as `seed`. A `learning_rate` is taken as it is.
 
@@ -342,7 +346,7 @@ class FarziData(nn.Module):
             ValueError: the rows are text (see `summary.forms`), the model has another vocabulary,
                 or see `training_arguments`.
         """
-        start = self.student_start if start is None else start
+        start = self.student_start if start is None else start_named(start)
         return student_trainer(self, model, output_dir, start, changes)
 
     def as_hard_dataset(self, samples_per_sequence: int | None = None, seed: int = 0) -> Dataset:
@@ -537,18 +541,20 @@ class FarziData(nn.Module):
         summary._saved = self._saved
         return summary
 
-    def with_rows(self, ids: Tensor) -> FarziData:
+    def with_rows(self, ids: Tensor | Sequence[Sequence[int]]) -> FarziData:
         """The same summary with these rows of ids (n, L) for inputs, in the place of those that it
         makes. It shares the tensors of the labels.
 
         Raises:
-            ValueError: it has no carried teacher, or ids are outside the vocabulary.
+            ValueError: it has no carried teacher, or ids are no rows of integers, or outside the
+                vocabulary.
         """
         if not self.forms.labels.carries_teacher:
             raise ValueError(
                 f"labels={self.config.labels!r}: rows are fixed; with_rows() is for"
                 " labels='teacher'"
             )
+        ids = rows_of_ids(ids)
         config = copy.copy(self.config)
         config.inputs = TokenInputs.name
         config.num_sequences, config.sequence_length = ids.shape

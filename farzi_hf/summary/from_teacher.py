@@ -67,7 +67,10 @@ def summary_of_teacher(
 def _shares(frequencies: Tensor | Sequence[float] | None, size: int) -> Tensor:
     """How often each of `size` entries is drawn, (V,) with a sum of 1."""
     frequencies = torch.ones(size) if frequencies is None else frequencies
-    shares = torch.as_tensor(frequencies, dtype=torch.float64).cpu()
+    try:
+        shares = torch.as_tensor(frequencies, dtype=torch.float64).cpu()
+    except (TypeError, ValueError):  # what is no number
+        shares = torch.zeros(0)
     is_one_each = shares.shape == (size,)
     if not is_one_each or not torch.isfinite(shares).all() or shares.min() < 0 or shares.max() <= 0:
         raise ValueError(

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from farzi_hf.engine.devices import values_are_free
@@ -299,10 +299,20 @@ def vocabulary_size(model: PreTrainedModel) -> int:
     return model.get_input_embeddings().weight.shape[0]
 
 
+def check_is_model(model: Any) -> None:
+    """Raises ValueError for what is no model of transformers, such as the name of one."""
+    if not isinstance(model, nn.Module) or not hasattr(model, "get_input_embeddings"):
+        raise ValueError(
+            f"model is a {type(model).__name__}, no model of transformers; give one, such as"
+            " AutoModelForCausalLM.from_config(…)"
+        )
+
+
 def check_student(model: PreTrainedModel, entries: int) -> None:
     """Raises ValueError if a student has another vocabulary than the summary, which has so many
-    entries.
+    entries, or is no model.
     """
+    check_is_model(model)
     found = vocabulary_size(model)
     if found != entries:
         raise ValueError(

@@ -25,6 +25,7 @@ from farzi_hf.data import IGNORED, SequenceCollator
 from farzi_hf.summary.forms import Forms, Tensors
 from farzi_hf.summary.forms.common_inputs import checked_ids
 from farzi_hf.summary.soft_tokens import (
+    check_is_model,
     feed_soft_tokens,
     shifted_cross_entropy,
     train_padding_row,
@@ -45,6 +46,7 @@ def attach_soft_inputs(model: PreTrainedModel) -> PreTrainedModel:
         ValueError: at the first batch, if the soft tokens have another number of entries than the
             model's vocabulary.
     """
+    check_is_model(model)
     if feed_soft_tokens not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(feed_soft_tokens, with_kwargs=True)
         model.register_forward_pre_hook(_hold_soft_labels, with_kwargs=True)

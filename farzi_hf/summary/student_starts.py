@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from farzi_hf.summary.narrower import Rows
+from farzi_hf.summary.soft_tokens import check_student, vocabulary_size
 from farzi_hf.summary.start import set_values, share_of_rate, start_values
 
 logger = getLogger(__name__)
@@ -104,6 +105,7 @@ class TeacherStart(StudentStart):
             raise ValueError(
                 "student_start='teacher': this summary carries no teacher; take 'random'"
             )
+        check_student(model, vocabulary_size(teacher))
         if is_same_model(teacher, model):
             _say_once(
                 "The student has the teacher's kind, width and depth, so at best its training leads"
@@ -129,6 +131,15 @@ class TeacherStart(StudentStart):
 
 STUDENT_STARTS: dict[str, StudentStart] = {"random": RandomStart(), "teacher": TeacherStart()}
 """By the name that `FarziConfig.student_start` gives them."""
+
+
+def start_named(start: StudentStart | str) -> StudentStart:
+    """A start, or that of a name. Raises ValueError if there is none of this name."""
+    if isinstance(start, StudentStart):
+        return start
+    if not isinstance(start, str) or start not in STUDENT_STARTS:
+        raise ValueError(f"start={start!r:.200} is none of {', '.join(STUDENT_STARTS)}")
+    return STUDENT_STARTS[start]
 
 
 def start_of(inner: Mapping[str, Any] | None, carries_teacher: bool) -> StudentStart:

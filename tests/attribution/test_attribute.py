@@ -632,3 +632,35 @@ def test_queries_are_not_kept_for_the_trainers_own_evaluations(tmp_path):
         (2, N),
         (3, N),
     ]
+
+
+@pytest.mark.parametrize("test", ["abc", None, [rows(1, 1), rows(1, 2)], {"a": "abc"}], ids=str)
+def test_what_are_no_rows_is_named(tmp_path, test):
+    with pytest.raises(ValueError, match=r"^test_dataset has .* for rows; give a data set with"):
+        attribute(trainer(tmp_path), test)
+
+
+def test_ids_that_the_model_does_not_know_are_named(tmp_path):
+    test = Dataset.from_dict({"input_ids": [[1, 2], [1, V]]})
+    message = rf"has a row with ids from 1 to {V}, but the model knows 0 to {V - 1}; use its token"
+    with pytest.raises(ValueError, match=f"^test_dataset {message}"):
+        attribute(trainer(tmp_path), test)
+    with pytest.raises(ValueError, match=f"^test_dataset {message}"):
+        attribute(trainer(tmp_path), {"target": test})
+
+
+def test_other_arguments_of_a_wrong_kind_are_named(tmp_path):
+    with pytest.raises(ValueError, match="cannot be replayed: it is a str; give a configured"):
+        attribute("trainer", rows(1, seed=1))
+    with pytest.raises(TypeError, match="adjoint must be an Adjoint or None, got 'tape'; pass"):
+        attribute(trainer(tmp_path), rows(1, seed=1), adjoint="tape")
+    found = attribute(trainer(tmp_path), rows(2, seed=1))
+    with pytest.raises(ValueError, match="query=2 is none of the 2; give 0 to 1"):
+        found.top(3, query=2)
+
+
+def test_a_single_row_has_no_deviation(tmp_path):
+    found = attribute(trainer(tmp_path, data=rows(1, seed=0)), rows(2, seed=1), groups=["中"])
+    assert found.scores.shape == (2, 1)
+    assert bool(found.row_deviations.isnan().all())
+    found.save(tmp_path / "saved")

@@ -326,11 +326,33 @@ def test_a_prior_leaves_groups_out_and_rows_of_one_have_equal_weights(tmp_path):
         ({"prior": [0.0] * 36}, "and not zeros alone"),
         ({"outer_steps": 0}, "outer_steps must be an integer of at least 1, got 0"),
         ({"groups": "none"}, "groups='none': the training rows have the columns"),
+        ({"adjoint": "tape"}, "adjoint must be an Adjoint or None, got 'tape'"),
     ],
 )
 def test_bad_arguments_are_refused(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         weigh(stock(tmp_path), target(), **changes)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("target", "^target_dataset has 'target' for rows; give a data set"),
+        ({}, r"^target_dataset has 0 targets, nothing to predict in \[\]; give rows"),
+        (target_of([[1]]), r"^target_dataset has 1 targets, nothing to predict in \[0\]; give"),
+        (target_of([[1, V]]), rf"^target_dataset has a row with ids from 1 to {V}, but the model"),
+    ],
+)
+def test_bad_targets_are_named(tmp_path, given, message):
+    for how in ({}, {"check_smoothness": False, "warm": False}):
+        with pytest.raises(ValueError, match=message):
+            weigh(stock(tmp_path), given, **how)
+
+
+def test_one_row_is_no_choice(tmp_path):
+    alone = trainer(tmp_path, data=target().select([0]))
+    with pytest.raises(ValueError, match="has a train_dataset of 1 row: give two or more"):
+        weigh(alone, target())
 
 
 def test_a_share_of_rows_is_a_number_of_them():

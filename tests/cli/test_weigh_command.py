@@ -182,6 +182,15 @@ def test_bad_input_ends_in_one_line(folder, tmp_path, more, message):
     assert not (tmp_path / "out" / "farzi.safetensors").exists()
 
 
+def test_one_row_is_no_choice(folder, tmp_path):
+    (tmp_path / "one.jsonl").write_text('{"prompt": "a b", "completion": "a"}\n')
+    command = ["weigh", str(folder / "model"), str(tmp_path / "one.jsonl"), "--target"]
+    with pytest.raises(SystemExit, match="has a train_dataset of 1 row: give two or more, to"):
+        main(
+            [*command, str(folder / "target.jsonl"), "--output_dir", str(tmp_path / "out"), *SHORT]
+        )
+
+
 def test_a_folder_that_is_taken_stays(folder, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("x")
@@ -277,6 +286,23 @@ def test_a_message_may_have_no_content(tmp_path):
     ]
     _, predicted, _ = read(tmp_path, [{"messages": chat}], template=template)
     assert predicted == [["e", ";"]]
+
+
+def test_rows_whose_answer_is_cut_off_are_counted(tmp_path, capsys):
+    """A prompt may be longer than what is read of a row."""
+    long = {"prompt": "a b c d e f " * 20, "completion": "a b"}
+    ids, _, _ = read(tmp_path, [long, {"prompt": "a", "completion": "c"}, long])
+    assert len(ids) == 1
+    said = capsys.readouterr().out
+    assert (
+        "rows.jsonl: 2 rows left out, because what is to be predicted begins after the 64" in said
+    )
+    with pytest.raises(
+        ValueError, match=r"begins after the 64 tokens .*all of 2 rows; raise --max"
+    ):
+        read(tmp_path, [long, long])
+    with pytest.raises(ValueError, match="has no rows with something to predict; name the"):
+        read(tmp_path, [{"prompt": "a", "completion": ""}])
 
 
 def test_a_text_is_predicted_whole(tmp_path):

@@ -638,3 +638,19 @@ def test_counts_of_the_real_data(name, variable, counts):
     interactions = load_interactions(name, os.environ[variable])
     lengths = [len(sequence) for sequence in interactions.sequences]
     assert (len(lengths), interactions.num_items, sum(lengths), min(lengths)) == counts
+
+
+@pytest.mark.parametrize(
+    ("given", "changes", "message"),
+    [
+        (None, {}, r"^name is a NoneType that makes no table .*; give a data frame, a Dataset"),
+        ([1, 2], {}, "^name is a list that makes no table"),
+        (3, {}, "^name is a int that makes no table"),
+        ({}, {"min_interactions": "3"}, "^min_interactions must be an integer of at least 0, got"),
+        ({}, {"min_interactions": -1}, "^min_interactions must be an integer of at least 0, got"),
+        ({}, {"min_item_interactions": 1.5}, "^min_item_interactions must be an integer of at"),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_named(given, changes, message):
+    with pytest.raises(ValueError, match=message):
+        load_interactions(given, **changes)

@@ -914,3 +914,21 @@ def test_an_empty_table_is_called_empty(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"")
     with pytest.raises(ValueError, match=r"a\.csv' is an empty file: give one with rows"):
         recognise(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize(
+    ("source", "changes", "message"),
+    [
+        (None, {}, r"^path_or_repo is a NoneType; give a file, a folder, a pattern"),
+        (["a text"], {}, r"^path_or_repo is a list; .*farzi_hf\.data\.tokenize makes ids"),
+        (Dataset.from_dict({"text": ["a"]}), {}, "^path_or_repo is a Dataset; give a file"),
+        ("a.txt", {"vocab_size": 0}, "^vocab_size must be an integer of at least 1, got 0"),
+        ("a.txt", {"vocab_size": "300"}, "^vocab_size must be an integer of at least 1, got '300'"),
+        ("a.txt", {"tokenizer": 3}, "^tokenizer=3 is none; give one, its name or its folder"),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_named(tmp_path, monkeypatch, source, changes, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("\n".join(f"a text {i}" for i in range(50)))
+    with pytest.raises(ValueError, match=message):
+        load_text(source, **changes)

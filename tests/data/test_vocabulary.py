@@ -103,3 +103,10 @@ def test_people_read_a_space_where_a_byte_level_tokenizer_writes_another_letter(
     assert [vocabulary_of(kind).readable.names(2) for kind in KINDS.values()] == [
         vocabulary_of(kind).names(2) for kind in KINDS.values()
     ]
+
+
+@pytest.mark.parametrize("given", ["gpt2", b"gpt2", {"a": 1}, 3])
+def test_what_is_neither_a_tokenizer_nor_a_list_is_refused(given):
+    """The name of a tokenizer would be a list of its letters."""
+    with pytest.raises(ValueError, match=r"^processing_class=.* is neither a tokenizer nor a list"):
+        vocabulary_of(given)

@@ -882,3 +882,19 @@ def test_a_teacher_whom_more_steps_gained_nothing_is_not_still_learning() -> Non
     assert not still_learning(trial(100, True))
     assert not still_learning(trial(100, False), trial(300, True))
     assert still_learning(trial(300, False), trial(100, False))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bytes": "10kB"}, r"^bytes='10kB' leaves no room: give a positive number, or leave it"),
+        ({"minutes": "a"}, r"^minutes='a' leaves no room: give a positive number"),
+        ({"task": "text"}, r"^task='text' is none; give LanguageModeling\(tokenizer\) or"),
+        ({"dataset": [[1, 2]]}, r"^dataset is a list; give a datasets\.Dataset, or a DatasetDict"),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_named(changes, message):
+    rows = Dataset.from_dict({"input_ids": [[1, 2, 3]] * 8})
+    given = {"dataset": rows, "task": Recommendation(["<pad>", "a", "b", "c"]), **changes}
+    with pytest.raises(ValueError, match=message):
+        suggest(**given)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict
-from tiny_recipes import shorten_full_data
+from tiny_recipes import resample_less, shorten_full_data
 from tiny_trainer import tiny_trainer
 
 from farzi_hf.report.comparison import Comparison, Measured, pooled_row
@@ -22,8 +22,9 @@ COMPARISON = SimpleNamespace(task=TASK, row=lambda part: pooled_row(TASK, [part]
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    """Comparisons train on all data in one way, for a short time."""
+    """Comparisons train on all data in one way, for a short time, and resample little."""
     shorten_full_data(monkeypatch)
+    resample_less(monkeypatch)
 
 
 def measured(method, perplexity, nbytes, seconds=None, steps=100):

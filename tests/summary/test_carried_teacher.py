@@ -719,3 +719,38 @@ def test_bytes_are_those_of_the_file_until_something_changes(tmp_path, monkeypat
     assert again.nbytes < before
     torch.nn.init.zeros_(next(again.parameters()))
     assert again.nbytes == STORAGES["coded2"].nbytes(again.tensors)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        torch.tensor([1, 2]),
+        torch.zeros(0, 3, dtype=torch.long),
+        torch.zeros(2, 1, dtype=torch.long),
+        torch.rand(2, 3),
+        [[1, 2], [3]],
+        "ids",
+    ],
+    ids=str,
+)
+def test_rows_that_are_no_table_of_ids_are_refused(ids):
+    with pytest.raises(ValueError, match=r"^ids are "):
+        carried().with_rows(ids)
+
+
+def test_rows_may_be_lists():
+    rows = [[1, 2, 3], [4, 5, 6]]
+    given = carried().with_rows(rows)
+    assert given.tensors["input_ids"].tolist() == rows
+    assert given.config.num_sequences == 2
+
+
+def test_arguments_of_a_wrong_kind_are_named():
+    with pytest.raises(ValueError, match=r"^frequencies must be 13 positive numbers"):
+        FarziData.from_teacher(tiny_model("gpt2"), sequence_length=LENGTH, frequencies="abc")
+    with pytest.raises(ValueError, match=r"^num_rows='3' is not a length of an epoch"):
+        carried().as_dataset("3")
+    with pytest.raises(ValueError, match=r"^indices must be an integer tensor .*, got \[0\]; pass"):
+        carried()([0])
+    with pytest.raises(ValueError, match=r"^processing_class='gpt2' is neither a tokenizer nor"):
+        FarziData.from_teacher(tiny_model("gpt2"), sequence_length=LENGTH, tokenizer="gpt2")

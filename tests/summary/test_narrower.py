@@ -24,6 +24,12 @@ SPECIAL = {"bos_token_id": 0, "eos_token_id": 1}
 NO_DROPOUT = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
 
 
+@pytest.fixture(autouse=True)
+def few_positions(monkeypatch):
+    """A quarter of the positions that are read by default, which is enough for such small models."""
+    monkeypatch.setattr(narrower, "_POSITIONS", 2**12)
+
+
 def gpt2(**changes) -> GPT2LMHeadModel:
     """A small GPT-2 in float64, whose weights are all random, also those that start as 0 or 1."""
     settings = {**SHAPE, **SPECIAL, **NO_DROPOUT, "tie_word_embeddings": False, **changes}

@@ -18,7 +18,13 @@ from farzi_hf.cli import main
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation import Learner, SyntheticTraining
 from farzi_hf.distillation.inner_training import Students
-from farzi_hf.summary import FarziData, FarziDataConfig, attach_soft_inputs, soft_cross_entropy
+from farzi_hf.summary import (
+    FarziData,
+    FarziDataConfig,
+    attach_soft_inputs,
+    narrower,
+    soft_cross_entropy,
+)
 from farzi_hf.summary import student_starts as starts
 from farzi_hf.summary.start import Tables, maps_between
 from farzi_hf.summary.student_starts import STUDENT_STARTS, start_of
@@ -26,6 +32,12 @@ from farzi_hf.summary.student_starts import STUDENT_STARTS, start_of
 INNER_OF_TEACHER = {**INNER, "steps": 3, "synthetic_batch_size": 4}
 LLAMA = json.dumps({"model_type": "llama", **ATTENTION})
 TABLES = ["model.embed_tokens.weight", "lm_head.weight"]
+
+
+@pytest.fixture(autouse=True)
+def few_positions(monkeypatch):
+    """A quarter of the positions that are read by default, which is enough for such small models."""
+    monkeypatch.setattr(narrower, "_POSITIONS", 2**12)
 
 
 def carrier(start: str | None = "teacher", kind: str = "gpt2", entries: int = V) -> FarziData:
@@ -37,7 +49,9 @@ def carrier(start: str | None = "teacher", kind: str = "gpt2", entries: int = V)
 
 
 def students_of(farzi: FarziData, learner_init=None) -> Students:
-    learner = Learner(config_of("llama") if learner_init is None else learner_init)
+    """By default students have tables alone: an MLP of theirs is not made of a GPT-2's."""
+    alone = config_of("llama", hidden_act="gelu")
+    learner = Learner(alone if learner_init is None else learner_init)
     training = SyntheticTraining.of(farzi.config.inner, farzi.forms)
     return Students(learner, farzi, training, 3, 7, quiet=True)
 
@@ -82,12 +96,11 @@ def test_rows_that_are_fixed_do_not_name_the_start_of_their_source():
 
 
 def test_a_warm_student_differs_from_a_random_one_in_the_tables_alone():
-    config = config_of("llama", hidden_act="gelu")  # an MLP that is not made of a GPT-2's
-    fresh = students_of(carrier("random"), config).beginning(5)[0]
-    warm = students_of(carrier("teacher"), config).beginning(5)[0]
+    fresh = students_of(carrier("random")).beginning(5)[0]
+    warm = students_of(carrier("teacher")).beginning(5)[0]
     changed = [name for name in fresh if not torch.equal(fresh[name], warm[name])]
     assert changed == TABLES
-    model = AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(config_of("llama", hidden_act="gelu"))
     carrier().start(model)
     for name in TABLES:
         torch.testing.assert_close(warm[name], model.get_parameter(name).detach())
@@ -107,9 +120,10 @@ def test_students_are_trained_from_there():
 
 def test_the_same_student_after_saving_and_loading(tmp_path):
     farzi = carrier("teacher")
-    before = students_of(farzi).on_summary(1)
+    with_layers = config_of("llama")
+    before = students_of(farzi, with_layers).on_summary(1)
     farzi.save_pretrained(tmp_path)
-    after = students_of(FarziData.from_pretrained(tmp_path)).on_summary(1)
+    after = students_of(FarziData.from_pretrained(tmp_path), with_layers).on_summary(1)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -196,8 +210,17 @@ def test_students_as_wide_as_the_teacher_with_its_layers_take_a_part_of_the_rate
     assert all(torch.equal(found[name], by_hand[name]) for name in found)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "soap"])
-@pytest.mark.parametrize(("kind", "changes", "share"), SHARES_OF_RATE)
+WITH_SOAP = [(*case, "soap") for case in SHARES_OF_RATE]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "share", "optimizer"),
+    [
+        *((*case, "adam") for case in SHARES_OF_RATE),
+        *WITH_SOAP[:2],
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in WITH_SOAP[2:]),
+    ],
+)
 def test_so_they_do_under_the_stock_trainer(kind, changes, share, optimizer, tmp_path):
     farzi = carrier("teacher")
     farzi.config.inner |= {"optimizer": optimizer}
@@ -357,3 +380,27 @@ def test_numbers_that_overflow_are_refused():
     with pytest.raises(ValueError, match=r"predicts NaN or infinity .*; begin at random"):
         farzi.start(model)
     assert torch.equal(model.lm_head.weight, before)
+
+
+def test_a_trainer_takes_the_name_of_a_start(tmp_path):
+    how = {"use_cpu": True, "report_to": "none", "max_steps": 1}
+    farzi = carrier("random")
+    model = tiny_model("llama")
+    before = model.lm_head.weight.detach().clone()
+    farzi.trainer(model, tmp_path, start="random", **how)
+    assert torch.equal(model.lm_head.weight, before)
+    farzi.trainer(model, tmp_path, start="teacher", **how)
+    assert not torch.equal(model.lm_head.weight, before)
+    for wrong in ("warm", 3):
+        with pytest.raises(ValueError, match=r"^start=.* is none of random, teacher$"):
+            farzi.trainer(model, tmp_path, start=wrong, **how)
+
+
+@pytest.mark.parametrize("model", [None, "gpt2", torch.nn.Linear(2, 2)])
+def test_what_is_no_model_is_named(tmp_path, model):
+    with pytest.raises(ValueError, match=r"^model is a .*, no model of transformers; give one"):
+        carrier().start(model)
+    with pytest.raises(ValueError, match=r"^model is a .*, no model of transformers; give one"):
+        carrier().trainer(model, tmp_path)
+    with pytest.raises(ValueError, match=r"^model is a .*, no model of transformers; give one"):
+        attach_soft_inputs(model)

@@ -260,3 +260,20 @@ def checked_ids(i: int, values: Tensor, vocab_size: int, wanted: str) -> Tensor:
             " tokenizer"
         )
     return values.long()
+
+
+def rows_of_ids(ids: Tensor | Sequence[Sequence[int]]) -> Tensor:
+    """Rows of ids as a tensor (n, L). Raises ValueError if they are none."""
+    try:
+        rows = torch.as_tensor(ids)
+    except (TypeError, ValueError, RuntimeError) as error:  # rows of several lengths, or no numbers
+        raise ValueError(
+            f"ids are no table of integers ({error}); give rows of one length"
+        ) from None
+    is_table = rows.ndim == 2 and len(rows) > 0 and rows.shape[1] > 1
+    if not is_table or rows.is_floating_point() or rows.dtype == torch.bool:
+        raise ValueError(
+            f"ids are {rows.dtype} of shape {tuple(rows.shape)}; give integers (n, L), a row or more"
+            " of two ids or more"
+        )
+    return rows
