@@ -727,7 +727,7 @@ def test_bytes_are_those_of_the_file_until_something_changes(tmp_path, monkeypat
         torch.tensor([1, 2]),
         torch.zeros(0, 3, dtype=torch.long),
         torch.zeros(2, 1, dtype=torch.long),
-        torch.rand(2, 3),
+        torch.full((2, 3), 0.5),
         [[1, 2], [3]],
         "ids",
     ],
