@@ -205,6 +205,6 @@ def vocabulary_of(processing_class: Any) -> Vocabulary:
     if is_no_list or not hasattr(processing_class, "__len__"):
         raise ValueError(
             f"processing_class={processing_class!r:.200} is neither a tokenizer nor a list of names:"
-            " give AutoTokenizer.from_pretrained(…), or the names of all items"
+            " give a tokenizer that AutoTokenizer has loaded, or the names of all items"
         )
     return ItemVocabulary(processing_class)
