@@ -29,7 +29,6 @@ from farzi_hf.summary.narrower import (
     fitted_units,
     layers_of,
     reading_of,
-    rows_to_read,
     to_width,
 )
 from farzi_hf.summary.rotations import (
@@ -38,6 +37,7 @@ from farzi_hf.summary.rotations import (
     fitted,
     has_room_for,
     heads_of,
+    values_on_rows,
     with_one_left,
 )
 from farzi_hf.summary.teacher import parameter_names
@@ -63,11 +63,7 @@ def neox_layers(teacher: PreTrainedModel, model: PreTrainedModel, rows: Rows) ->
     """
     if not _fits(teacher, model):
         return {}
-    ids = rows_to_read(teacher, rows)
-    if ids is None or ids.shape[1] < 2:
-        return {}
-    with torch.inference_mode(False), torch.no_grad():
-        return dict(_values(teacher, model, ids))
+    return values_on_rows(teacher, model, rows, _values)
 
 
 def _fits(teacher: PreTrainedModel, model: PreTrainedModel) -> bool:

@@ -14,14 +14,15 @@ the embeddings, and an entry that begins all rows has the first position as it i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import GPT2LMHeadModel, PreTrainedModel
 
-from farzi_hf.summary.layers import Gpt2
+from farzi_hf.summary.layers import Gpt2, Values
+from farzi_hf.summary.narrower import Rows, rows_to_read
 
 _STEPS = 120
 """Of a layer's attention."""
@@ -52,6 +53,22 @@ def has_room_for(model: PreTrainedModel, teacher: PreTrainedModel) -> bool:
         ours.num_hidden_layers >= theirs.n_layer > 0 and ours.num_attention_heads >= theirs.n_head
     )
     return is_known and has_room and not ours.tie_word_embeddings
+
+
+def values_on_rows(
+    teacher: GPT2LMHeadModel,
+    model: PreTrainedModel,
+    rows: Rows,
+    make: Callable[[GPT2LMHeadModel, PreTrainedModel, Tensor], Iterable[tuple[str, Tensor]]],
+) -> Values:
+    """The parameters, by name, that `make` yields for the two models and rows of ids (n, L); {} where
+    the teacher is too large or reads too few positions for this.
+    """
+    ids = rows_to_read(teacher, rows)
+    if ids is None or ids.shape[1] < 2:
+        return {}
+    with torch.inference_mode(False), torch.no_grad():
+        return dict(make(teacher, model, ids))
 
 
 @dataclass(frozen=True)
