@@ -75,8 +75,8 @@ class Handler(BaseHTTPRequestHandler):
     hub: HubServer
     protocol_version = "HTTP/1.1"
     wbufsize = -1
-    """Head and body leave at once. In two parts, the second one waits until the client has confirmed
-    the first, which takes it forty milliseconds.
+    """Head and body leave at once. In two parts, the second one waits until the client has
+    confirmed the first, which takes it forty milliseconds.
     """
 
     def log_message(self, *args: object) -> None:

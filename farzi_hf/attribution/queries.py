@@ -63,16 +63,16 @@ class Queries(ABC):
         empty = [query for query in range(len(self)) if not self._predicts(query)]
         if empty or not len(self):
             raise ValueError(
-                f"{argument} has {len(self)} {self.unit}, nothing to predict in {empty}; give rows of"
-                " two tokens"
+                f"{argument} has {len(self)} {self.unit}, nothing to predict in {empty}; give rows"
+                " of two tokens"
             )
         known = self.replay.learner.vocab_size
         for batch in self.batches():
             least, largest = map(int, torch.aminmax(batch["input_ids"]))
             if not 0 <= least <= largest < known:
                 raise ValueError(
-                    f"{argument} has a row with ids from {least} to {largest}, but the model knows 0"
-                    f" to {known - 1}; use its tokenizer"
+                    f"{argument} has a row with ids from {least} to {largest}, but the model knows"
+                    f" 0 to {known - 1}; use its tokenizer"
                 )
 
     @abstractmethod

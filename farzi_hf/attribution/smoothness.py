@@ -88,8 +88,8 @@ def smooth_enough(
         warm: whether they start where trainings on all rows end, see `Trainings.warmed`.
 
     Raises:
-        ValueError: none of them is smooth enough, or a target has nothing to predict, or ids that the
-            model does not know.
+        ValueError: none of them is smooth enough, or a target has nothing to predict, or ids that
+            the model does not know.
     """
     Targets(trainings.replay, targets).check("target_dataset")
     own = trainings.replay.optimizer

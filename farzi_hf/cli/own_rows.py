@@ -87,9 +87,9 @@ class WholeText(Reading):
 
 
 class Completion(Reading):
-    """The columns `prompt` and `completion`, of which the completion is predicted. Between two texts
-    is a line break, unless one of them has a blank there. Two lists of messages are the parts of
-    one chat; of the second, the messages of the assistant are predicted.
+    """The columns `prompt` and `completion`, of which the completion is predicted. Between two
+    texts is a line break, unless one of them has a blank there. Two lists of messages are the parts
+    of one chat; of the second, the messages of the assistant are predicted.
     """
 
     def __call__(

@@ -211,8 +211,8 @@ def load_text(
     if not isinstance(path_or_repo, str | os.PathLike):
         raise ValueError(
             f"path_or_repo is a {type(path_or_repo).__name__}; give a file, a folder, a pattern or"
-            " the name of a data set of the Hub; of rows that you have already, farzi_hf.data.tokenize"
-            " makes ids"
+            " the name of a data set of the Hub; of rows that you have already,"
+            " farzi_hf.data.tokenize makes ids"
         )
     if vocab_size is not None:
         check_size("vocab_size", vocab_size)
@@ -288,8 +288,8 @@ def _reading(
 def first_texts(
     source: str | Path, tokenizer: Any, column: str | None = None, rows: str | None = None
 ) -> list[str]:
-    """The rows of a text that are not blank, as `load_text` reads them: of the train split, if there
-    are several.
+    """The rows of a text that are not blank, as `load_text` reads them: of the train split, if
+    there are several.
 
     Args:
         tokenizer: writes out chats.

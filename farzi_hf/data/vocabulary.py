@@ -204,7 +204,7 @@ def vocabulary_of(processing_class: Any) -> Vocabulary:
     is_no_list = isinstance(processing_class, str | bytes | Mapping)
     if is_no_list or not hasattr(processing_class, "__len__"):
         raise ValueError(
-            f"processing_class={processing_class!r:.200} is neither a tokenizer nor a list of names:"
-            " give a tokenizer that AutoTokenizer has loaded, or the names of all items"
+            f"processing_class={processing_class!r:.200} is neither a tokenizer nor a list of"
+            " names: give a tokenizer that AutoTokenizer has loaded, or the names of all items"
         )
     return ItemVocabulary(processing_class)

@@ -213,7 +213,9 @@ class CountedText(Counts):
         return self.model.log_probabilities(ids_of(self.tokenizer, found))
 
     def perplexity(self, texts: Sequence[str]) -> float:
-        """The perplexity over all tokens of these texts. Raises ValueError as `log_probabilities`."""
+        """The perplexity over all tokens of these texts. Raises ValueError as `log_probabilities`
+        does.
+        """
         return float(np.exp(-np.concatenate(self.log_probabilities(texts)).mean()))
 
     def generate(

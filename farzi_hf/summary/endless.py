@@ -205,8 +205,8 @@ class WrittenRows(EndlessRows):
 
 
 def _drawn(p: Tensor, uniform: Tensor) -> Tensor:
-    """An entry (n, 1) of each distribution (n, V), for a number (n, 1) above 0 and up to 1. An entry
-    of probability 0 is never drawn.
+    """An entry (n, 1) of each distribution (n, V), for a number (n, 1) above 0 and up to 1. An
+    entry of probability 0 is never drawn.
 
     It is the first one with which the sum of the entries reaches the number. The sums of `_PART`
     entries are searched first, then those within one part: the sums at all V entries take longer

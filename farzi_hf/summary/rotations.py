@@ -61,8 +61,8 @@ def values_on_rows(
     rows: Rows,
     make: Callable[[GPT2LMHeadModel, PreTrainedModel, Tensor], Iterable[tuple[str, Tensor]]],
 ) -> Values:
-    """The parameters, by name, that `make` yields for the two models and rows of ids (n, L); {} where
-    the teacher is too large or reads too few positions for this.
+    """The parameters, by name, that `make` yields for the two models and rows of ids (n, L); {}
+    where the teacher is too large or reads too few positions for this.
     """
     ids = rows_to_read(teacher, rows)
     if ids is None or ids.shape[1] < 2:
@@ -122,7 +122,9 @@ class Rotation:
 
 
 def embedding_for_rotations(theirs: Gpt2, ids: Tensor) -> Tensor:
-    """(V, e): the teacher's embedding with what a student without learnt positions knows of them."""
+    """(V, e): the teacher's embedding, with what a student without learnt positions knows of
+    them.
+    """
     table = theirs.embedding + theirs.positions[1 : ids.shape[1]].mean(0)
     first = ids[0, 0]
     if (ids[:, 0] == first).all():

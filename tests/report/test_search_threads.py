@@ -92,7 +92,7 @@ def test_a_stage_begins_with_as_many_threads_as_are_fastest_then(begun):
 
 
 def take(watch, seconds, of_training):
-    """Steps of so many seconds by the number of threads, for so many seconds; how many there were."""
+    """How many steps there were, of so many seconds by the number of threads, in so many seconds."""
     steps = 0
     while of_training > 0:
         each = seconds[torch.get_num_threads()]

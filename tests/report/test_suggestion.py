@@ -122,17 +122,23 @@ def test_text_and_a_single_split_are_enough(text, tmp_path):
     assert config.learner == GPT2
 
 
-def test_the_choice_distilled_again_is_the_summary_of_the_trials(text, finished):
-    """The config that is written needs no trials, and leads to the same numbers."""
+def trainer_of(found, text, **given):
+    """A trainer of what a search has chosen."""
     splits, task = text
-    found = finished[1]
-    trainer = FarziTrainer(
+    return FarziTrainer(
         task.learner_config(found.learner, found.config.sequence_length),
         found.config,
         splits["train"],
         splits["validation"],
         task=task,
+        **given,
     )
+
+
+def test_the_choice_distilled_again_is_the_summary_of_the_trials(text, finished):
+    """The config that is written needs no trials, and leads to the same numbers."""
+    found = finished[1]
+    trainer = trainer_of(found, text)
     trainer.train()
     assert trainer.model.fingerprint() == found.summary.fingerprint()
     assert trainer.model.config.inner == found.summary.config.inner
@@ -140,17 +146,9 @@ def test_the_choice_distilled_again_is_the_summary_of_the_trials(text, finished)
 
 def test_the_comparison_takes_the_student_of_the_trial(text, finished, monkeypatch):
     """It trained the same student once more, for forty seconds of ten minutes."""
-    splits, task = text
     found = finished[1]
-    trainer = FarziTrainer(
-        task.learner_config(found.learner, found.config.sequence_length),
-        found.config,
-        splits["train"],
-        splits["validation"],
-        task=task,
-        farzi_data=found.summary,
-    )
-    c = Comparison.of_trainer(trainer, splits, num_students=1)
+    trainer = trainer_of(found, text, farzi_data=found.summary)
+    c = Comparison.of_trainer(trainer, text[0], num_students=1)
     again = on_summary(c, "trained again")
     monkeypatch.setattr(Comparison, "on_summary_each", None)
     first = first_rows(c, "ours", found.long_row(c), tried=found.student)[0]

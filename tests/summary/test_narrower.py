@@ -26,7 +26,7 @@ NO_DROPOUT = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
 
 @pytest.fixture(autouse=True)
 def few_positions(monkeypatch):
-    """A quarter of the positions that are read by default, which is enough for such small models."""
+    """A quarter of the positions that are read by default, enough for such small models."""
     monkeypatch.setattr(narrower, "_POSITIONS", 2**12)
 
 

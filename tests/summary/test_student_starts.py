@@ -36,7 +36,7 @@ TABLES = ["model.embed_tokens.weight", "lm_head.weight"]
 
 @pytest.fixture(autouse=True)
 def few_positions(monkeypatch):
-    """A quarter of the positions that are read by default, which is enough for such small models."""
+    """A quarter of the positions that are read by default, enough for such small models."""
     monkeypatch.setattr(narrower, "_POSITIONS", 2**12)
 
 
