@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 from transformers import Trainer
 
 from farzi_hf.attribution.weighted_training import RowTraining
+from farzi_hf.common.modules import copy_of
 from farzi_hf.data import IGNORED
 from farzi_hf.data.seeds import seeded
 from farzi_hf.distillation import Learner, Parameters
@@ -260,7 +261,7 @@ def _learner(trainer: Trainer, model: nn.Module) -> Learner:
     Args:
         model: it itself, without PEFT's class around it.
     """
-    learner = Learner(lambda: copy.deepcopy(trainer.model).cpu()).to(trainer.args.device)
+    learner = Learner(lambda: copy_of(trainer.model).cpu()).to(trainer.args.device)
     # `Learner` has taken the padding out of the embedding, whose row then trains. Here it trains as
     # the Trainer's does.
     padding = getattr(model.get_input_embeddings(), "padding_idx", None)

@@ -241,6 +241,17 @@ def test_scores_are_the_changes_that_small_weights_make_and_tell_what_leaving_a_
     assert torch.corrcoef(torch.stack([real.flatten(), found.flatten()]))[0, 1] > 0.95
 
 
+def test_a_model_that_keeps_its_states_is_attributed_again(tmp_path):
+    """As a RecurrentGemma does: PyTorch copies no tensor with a graph."""
+    model = tiny_model("gpt2")
+    layer = model.transformer.h[0]
+    layer.register_forward_hook(lambda module, args, output: vars(module).update(kept=output[0]))
+    training = trainer(tmp_path, model, num_train_epochs=1)
+    first, again = (attribute(training, rows(2, seed=1)).scores for _ in range(2))
+    assert layer.kept.grad_fn is not None
+    assert torch.equal(first, again)
+
+
 def test_queries_in_groups_score_as_all_at_once(tmp_path, monkeypatch):
     of = trainer(tmp_path)
     queries = rows(3, seed=1)
