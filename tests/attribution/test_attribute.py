@@ -10,7 +10,7 @@ import json
 import pytest
 import torch
 from datasets import Dataset, load_dataset
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from process_jobs import attributed
 from tiny_models import V, arguments, config_of, tiny_model
 from torch import Tensor
@@ -472,6 +472,11 @@ def with_dropout():
     return AutoModelForCausalLM.from_config(config_of("gpt2", resid_pdrop=0.1))
 
 
+def with_prompts():
+    config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    return get_peft_model(tiny_model("llama"), config)
+
+
 def trained(folder) -> Trainer:
     of = trainer(folder, max_steps=1)
     of.train()
@@ -515,6 +520,14 @@ BAD = {
         "no optimizer here has the weight_decay of its SGD",
     ),
     "schedule": (in_stairs, "its StepLR is not a function of the step"),
+    "no step": (
+        lambda folder: trainer(folder, num_train_epochs=0),
+        "it takes no step; raise max_steps or num_train_epochs",
+    ),
+    "prompts": (
+        lambda folder: trainer(folder, with_prompts()),
+        r"its adapter trains prompt_encoder\.default\.embedding\.weight, which are not in the",
+    ),
 }
 UNDAMPED = {
     "sgd": ({"optim": "sgd", "weight_decay": 0.0}, 1.0),
@@ -523,6 +536,7 @@ UNDAMPED = {
 }
 
 
+@PEFT
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_replayed_is_one_clear_error(tmp_path, case):
     make, message = BAD[case]
