@@ -5,7 +5,8 @@ to model as it does to a GPT-2 of another width: `farzi_hf.summary.layers` and
 `farzi_hf.summary.narrower`. Two things are different.
 
 **Positions** are rotary. Queries and keys are fitted, as `farzi_hf.summary.rotations` has it.
-Coordinates to spare begin with the keys of the new model and no queries.
+Coordinates to spare begin with the keys and values of the new model, no queries, and nothing that
+they write.
 
 **The residual is parallel**, unless the config says otherwise: attention and MLP of a layer both
 read the states y that come in, where the MLP of a GPT-2 reads y and what attention has just
@@ -210,8 +211,9 @@ def _attention(
     values = values.clone()
     outputs = fused.new_zeros(student.heads, size, student.width)
     for number, (value, writer) in enumerate(zip(readers[2], writers, strict=True)):
-        values[number], written = of_rank(value, writer.T, size)
-        outputs[number] = written.T
+        rank = min(size, value.shape[1])
+        values[number][:, :rank], written = of_rank(value, writer.T, rank)
+        outputs[number][:rank] = written.T
     of_teacher, of_student = states
     wanted = [heads_of(part, count) for part in (of_teacher @ weight + bias).chunk(3, -1)[:2]]
     read = torch.cat([of_student, torch.ones_like(of_student[..., :1])], dim=-1)

@@ -253,6 +253,21 @@ def test_all_is_set_but_what_further_layers_read(kind):
     assert not ours.get_parameter(f"{kind.layers}1.{kind.writer}").any()
 
 
+@of_both
+def test_every_number_of_wider_heads_can_learn(kind):
+    ours = started(trained(), kind.student(width=32), rows=rows)
+    ids = text(32, seed=5)
+    for _ in range(2):  # what reads learns once something is written
+        ours.zero_grad()
+        loss = ours(input_ids=ids, labels=ids).loss
+        loss.backward()
+        with torch.no_grad():
+            for parameter in ours.parameters():
+                parameter -= 0.1 * parameter.grad
+    for name, parameter in ours.named_parameters():
+        assert (parameter.grad != 0).all(), name
+
+
 @pytest.mark.parametrize(
     ("kind", "of_teacher", "of_student"),
     [
