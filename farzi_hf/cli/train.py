@@ -24,7 +24,7 @@ from farzi_hf.data.seeds import check_seed
 from farzi_hf.distillation.learner_model import check_causal, readable_positions
 from farzi_hf.models.base import check_fields
 from farzi_hf.report import Comparison, Measured, TaskData, Verdict
-from farzi_hf.report.rows import full_long, prediction_of
+from farzi_hf.report.rows import GivenRow, full_long, prediction_of
 from farzi_hf.report.verdict import first_rows
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.store.untrusted import learner_config
@@ -215,5 +215,5 @@ def verdict(farzi: FarziData, data: TaskData, trainer: Trainer, seconds: float) 
     )
     # All data are trained on as the recipe says, so the row is that of the distillation.
     long = full_long(replace(c, num_students=1))
-    measured = first_rows(c, ours, long)
+    measured = first_rows(c, GivenRow(ours), long)
     return Verdict.of(c, measured, farzi.results.metrics.get("distillation_seconds"))

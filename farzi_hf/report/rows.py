@@ -4,6 +4,8 @@ to compare with.
 
 import os
 import tempfile
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,11 +56,54 @@ class TriedStudent:
     seconds: float
     """Of its training."""
 
-    def row(self, c: Comparison, method: str) -> Measured:
-        """What `on_summary` gives for one student, without its training."""
-        student = partial(c.learner.logits, self.params)
-        found = c.trained(method, lambda _: student, range(1), c.farzi.nbytes, c.steps)
-        return replace(found, seconds=self.seconds)
+
+class FirstRow(ABC):
+    """Who makes the first row of a comparison, that of a student on the summary. The other rows
+    take its seconds as theirs.
+    """
+
+    @abstractmethod
+    def measured(self, c: Comparison) -> tuple[Measured, float]:
+        """The row, and the seconds that measuring its student took; 0 if that was done before."""
+
+
+@dataclass(frozen=True)
+class GivenRow(FirstRow):
+    """A row that is there already."""
+
+    row: Measured
+
+    def measured(self, c: Comparison) -> tuple[Measured, float]:
+        return self.row, 0.0
+
+
+@dataclass(frozen=True)
+class TriedRow(FirstRow):
+    """The row of a student that a trial has trained: what `NewRow` makes, without the training."""
+
+    method: str
+    """The name of the row."""
+    student: TriedStudent
+
+    def measured(self, c: Comparison) -> tuple[Measured, float]:
+        began = time.perf_counter()
+        student = partial(c.learner.logits, self.student.params)
+        row = c.trained(self.method, lambda _: student, range(1), c.farzi.nbytes, c.steps)
+        return replace(row, seconds=self.student.seconds), time.perf_counter() - began
+
+
+@dataclass(frozen=True)
+class NewRow(FirstRow):
+    """The row of students that are trained for it, as many as the comparison has."""
+
+    method: str
+    """The name of the row."""
+
+    def measured(self, c: Comparison) -> tuple[Measured, float]:
+        began = time.perf_counter()
+        row = on_summary(c, self.method)
+        taken = time.perf_counter() - began
+        return row, max(0.0, taken - row.seconds)  # seconds of a row are rounded
 
 
 def carrier_of(trainer: FarziTrainer) -> FarziData:

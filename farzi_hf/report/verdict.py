@@ -16,7 +16,7 @@ from farzi_hf.distillation import FarziTrainer
 from farzi_hf.report.comparison import Comparison, Measured, with_ids
 from farzi_hf.report.full_data import FULL, LONG, SAME_SECONDS, FullData
 from farzi_hf.report.rendering import distillation_seconds
-from farzi_hf.report.rows import BASELINES, TriedStudent, on_summary, teacher
+from farzi_hf.report.rows import BASELINES, FirstRow, NewRow, teacher
 from farzi_hf.tasks import ResultRow, Task
 
 GOOD, POOR = 0.97, 0.9
@@ -394,34 +394,24 @@ class Compared:
 
 def first_rows(
     c: Comparison,
-    ours: Measured | str = "Farzi",
+    ours: FirstRow,
     long: Measured | None = None,
     due: float = math.inf,
-    tried: TriedStudent | None = None,
 ) -> list[Measured]:
     """What a verdict needs and no more: a student on the summary, one on all data for as many
     seconds, one for as long as helps, count models, and the carried teacher.
 
     Args:
-        ours: the first row, or its name, if its student is to be trained.
+        ours: makes the first row.
         long: the row "full data, long", where it is known.
         due: `time.perf_counter()` when the rows should be there. Trials of all data for which the
             time does not suffice are left out, and then the row of as many seconds too: a line
             says so.
-        tried: the student of the first row, where a trial has trained it.
     """
     one = replace(c, num_students=1)
-    began = time.perf_counter()
-    if isinstance(ours, Measured):
-        first = ours
-    elif tried is not None:
-        first = tried.row(one, ours)
-    else:
-        first = on_summary(one, ours)
-        began += first.seconds
-    measuring = max(0.0, time.perf_counter() - began)
+    first, measuring = ours.measured(one)
     full_data = FullData(one)
-    # Two models are to be measured from then on: this row's, and the carried teacher.
+    # Two models are to be measured from then on: that of as many seconds, and the carried teacher.
     allowed = due - 2 * measuring - time.perf_counter()
     same_seconds = full_data.same_seconds(first.seconds, allowed)
     if same_seconds is None:
@@ -465,7 +455,7 @@ def compare(
     splits = DatasetDict({name: with_ids(trainer.task, rows) for name, rows in given.items()})
     c = Comparison.of_trainer(trainer, splits)
     start = "" if c.farzi.carried is None else f", {c.training.student_start.word} start"
-    measured = first_rows(c, f"Farzi{start}")
+    measured = first_rows(c, NewRow(f"Farzi{start}"))
     more = [BASELINES[name](c, measured[0]) for name in baselines]
     measured.extend(row for row in more if row is not None)
     rows = [c.row(row) for row in measured]

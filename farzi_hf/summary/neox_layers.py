@@ -5,7 +5,8 @@ to model as it does to a GPT-2 of another width: `farzi_hf.summary.layers` and
 `farzi_hf.summary.narrower`. Two things are different.
 
 **Positions** are rotary. Queries and keys are fitted, as `farzi_hf.summary.rotations` has it.
-Coordinates to spare begin with the keys of the new model and no queries.
+Coordinates to spare begin with the keys and values of the new model, no queries, and nothing that
+they write.
 
 **The residual is parallel**, unless the config says otherwise: attention and MLP of a layer both
 read the states y that come in, where the MLP of a GPT-2 reads y and what attention has just
@@ -22,26 +23,28 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2LMHeadModel, GPTNeoXForCausalLM, PreTrainedModel
 
-from farzi_hf.summary.layers import Gpt2, Reading, Values, head, of_rank
-from farzi_hf.summary.narrower import (
-    Reader,
-    Rows,
-    fitted_units,
-    layers_of,
-    reading_of,
-    to_width,
+from farzi_hf.summary.layers import (
+    Gpt2,
+    Reading,
+    Values,
+    head,
+    numbered,
+    of_rank,
+    parameters_of,
+    silent_layers,
 )
+from farzi_hf.summary.narrower import Reader, Rows, fitted_units, layers_of, reading_of
 from farzi_hf.summary.rotations import (
     Rotation,
     embedding_for_rotations,
-    fitted,
-    has_room_for,
     heads_of,
+    queries_and_keys,
+    to_any_width,
     values_on_rows,
-    with_one_left,
 )
 from farzi_hf.summary.teacher import parameter_names
 
+_LAYERS = "gpt_neox.layers"
 _FUSED = "attention.query_key_value"
 _DENSE = "attention.dense"
 _UNITS = {"mlp.c_fc": "mlp.dense_h_to_4h", "mlp.c_proj": "mlp.dense_4h_to_h"}
@@ -61,18 +64,10 @@ def neox_layers(teacher: PreTrainedModel, model: PreTrainedModel, rows: Rows) ->
         model: a new model over the same vocabulary, of any width.
         rows: as the teacher writes them.
     """
-    if not _fits(teacher, model):
-        return {}
-    return values_on_rows(teacher, model, rows, _values)
-
-
-def _fits(teacher: PreTrainedModel, model: PreTrainedModel) -> bool:
-    """Whether there is a map between the two."""
     if type(model) is not GPTNeoXForCausalLM:
-        return False
-    config = model.config
-    has_all_biases = config.attention_bias and config.hidden_act.startswith("gelu")
-    return has_all_biases and has_room_for(model, teacher)
+        return {}
+    is_like_gpt2 = model.config.attention_bias and model.config.hidden_act.startswith("gelu")
+    return values_on_rows(teacher, model, rows, _values) if is_like_gpt2 else {}
 
 
 def _values(
@@ -83,23 +78,13 @@ def _values(
     reader = Reader(teacher.config)
     layers = layers_of(theirs, teacher.config.n_layer)
     student = _Student.of(theirs, model, ids.shape[1])
-    if student.width < theirs.width:
-        to_student = to_width(theirs, reader, layers, ids, student.width)
-    else:
-        to_student = theirs.to_width(student.width)
+    to_student = to_any_width(theirs, reader, layers, ids, student.width)
     table = embedding_for_rotations(theirs, ids) @ to_student
     yield "gpt_neox.embed_in.weight", table
     x = theirs.states(ids)
     y = table[ids]
-    for number, module in enumerate(model.gpt_neox.layers):
-        own = {name: weight.detach().double().cpu() for name, weight in module.named_parameters()}
-        prefix = f"gpt_neox.layers.{number}."
-        if number >= len(layers):
-            for name in own:
-                if name.startswith(_WRITERS):
-                    yield prefix + name, torch.zeros_like(own[name])
-            continue
-        layer = layers[number]
+    for number, layer in enumerate(layers):
+        own = parameters_of(model.gpt_neox.layers[number])
         states = reader.normed(x)
         ours = student.normed(y)
         reading = reading_of(ours, states, to_student)
@@ -115,8 +100,8 @@ def _values(
         made |= _of_units(units)
         made |= {f"{norm}.weight": ours.new_full((student.width,), student.gain) for norm in _NORMS}
         made |= {f"{norm}.bias": ours.new_zeros(student.width) for norm in _NORMS}
-        for name, value in made.items():
-            yield prefix + name, value
+        yield from numbered(_LAYERS, number, made)
+    yield from silent_layers(model, _LAYERS, len(layers), _WRITERS)
     reading = reading_of(student.normed(y), reader.normed(x), to_student)
     weight, gain, shift = (value for _, value in head(theirs, reading))
     yield parameter_names(model, model.get_output_embeddings())["weight"], weight
@@ -222,25 +207,17 @@ def _attention(
     writers = (layer["attn.c_proj.weight"] @ to_student).chunk(count)
     fused = torch.cat([own[f"{_FUSED}.weight"], own[f"{_FUSED}.bias"][:, None]], dim=1)
     # (h, w + 1, d) each: what a head reads of the states and, last, its biases.
-    queries, keys, values = (
-        part.mT.clone() for part in fused.unflatten(0, (student.heads, 3, size)).unbind(1)
-    )
+    queries, keys, values = fused.unflatten(0, (student.heads, 3, size)).mT.unbind(1)
+    values = values.clone()
     outputs = fused.new_zeros(student.heads, size, student.width)
-    queries[:count] = 0
-    scale = (size / (theirs.width // count)) ** 0.25
-    for number, (query, key, value) in enumerate(zip(*readers, strict=True)):
-        left, [right] = with_one_left([key], [query], size)
-        slow = student.rotation.slow_first[: left.shape[1]]
-        keys[number][:, slow] = scale * left
-        queries[number][:, slow] = scale * right
-        values[number], writer = of_rank(value, writers[number].T, size)
-        outputs[number] = writer.T
+    for number, (value, writer) in enumerate(zip(readers[2], writers, strict=True)):
+        rank = min(size, value.shape[1])
+        values[number][:, :rank], written = of_rank(value, writer.T, rank)
+        outputs[number][:rank] = written.T
     of_teacher, of_student = states
     wanted = [heads_of(part, count) for part in (of_teacher @ weight + bias).chunk(3, -1)[:2]]
     read = torch.cat([of_student, torch.ones_like(of_student[..., :1])], dim=-1)
-    queries[:count], keys[:count] = fitted(
-        student.rotation, read, wanted, queries[:count], keys[:count]
-    )
+    queries, keys = queries_and_keys(student.rotation, read, wanted, readers[:2], (queries, keys))
     fused = torch.stack([queries, keys, values], dim=1).mT.flatten(0, 2)
     return {
         f"{_FUSED}.weight": fused[:, :-1],

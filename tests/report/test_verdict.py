@@ -13,6 +13,7 @@ from tiny_trainer import tiny_trainer
 
 from farzi_hf.report.comparison import Comparison, Measured, pooled_row
 from farzi_hf.report.full_data import FULL, LONG, SAME_SECONDS
+from farzi_hf.report.rows import NewRow
 from farzi_hf.report.verdict import Verdict, compare, first_rows
 from farzi_hf.tasks import LanguageModeling, Recommendation
 
@@ -83,7 +84,7 @@ def test_rows_that_are_due_already_are_cut(tmp_path, sequences, tokenizer, capsy
     trainer = tiny_trainer(tmp_path, sequences, tokenizer, max_steps=0)
     c = Comparison.of_trainer(trainer, sequences)
     long = measured(LONG, 50.0, 100_000, 100.0)
-    found = first_rows(c, "Farzi", long, due=0.0)
+    found = first_rows(c, NewRow("Farzi"), long, due=0.0)
     names = [row.method for row in found]
     assert names[:2] == ["Farzi", LONG]
     assert SAME_SECONDS not in names
