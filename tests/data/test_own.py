@@ -8,6 +8,7 @@ import bz2
 import csv
 import gzip
 import json
+import os
 import re
 import tracemalloc
 from pathlib import Path
@@ -719,6 +720,16 @@ def test_hostile_files_are_one_clear_error(tmp_path, name, content):
         except ValueError as raised:
             error = str(raised)
         assert (name in error and "\n" not in error) if error else read is recognise
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+def test_pipes_and_addresses_are_named(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    for read in (recognise, load_text, load_interactions):
+        with pytest.raises(ValueError, match=r"pipe.txt' is a pipe or a device, and no file: save"):
+            read(tmp_path / "pipe.txt")
+        with pytest.raises(ValueError, match=r"'https://x\.y/z\.txt' is an address, which is not"):
+            read("https://x.y/z.txt")
 
 
 def test_one_huge_line_is_too_few_rows(tmp_path):
