@@ -5,6 +5,7 @@ tokenized, and hostile files.
 from __future__ import annotations
 
 import bz2
+import copy
 import csv
 import gzip
 import json
@@ -267,6 +268,27 @@ def test_the_column_that_can_only_be_the_text(tmp_path, columns, expected):
         ValueError, match=r"mine.jsonl has columns .*, and no 'other': name yours with text_column"
     ):
         load_text(path, "other")
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_tools_of_a_chat_go_through_the_template(tmp_path, tokenizer, ending):
+    """They were left out without a word. Parquet fills in keys that only other rows have."""
+    rows = [
+        {
+            "messages": [{"role": "user", "content": text}],
+            "tools": [{"name": "add", ("a" if i % 2 else "b"): 1}],
+        }
+        for i, text in enumerate(SENTENCES)
+    ]
+    path = tmp_path / f"chat.{ending}"
+    if ending == "parquet":
+        Dataset.from_list(rows).to_parquet(path)
+    else:
+        write(path, rows)
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = "{{ tools | tojson }} {{ messages[0]['content'] }}"
+    found = set(everything(load_text(path, tokenizer=tokenizer)))
+    assert found == {f"{json.dumps(row['tools'])} {row['messages'][0]['content']}" for row in rows}
 
 
 def test_chats_go_through_the_template(tmp_path, tokenizer):
