@@ -19,6 +19,7 @@ from farzi_hf.data import IGNORED, Interactions, load_interactions
 from farzi_hf.data.chat_template import ChatTemplate
 from farzi_hf.data.files import stream_of
 from farzi_hf.data.own import TEXT, TOOLS, recognise, text_of, whole_rows
+from farzi_hf.data.pairs import COMPLETION, PROMPT, are_pairs, before
 from farzi_hf.data.text import ids_and_places_of, ids_of
 
 Span = tuple[int, int]
@@ -95,7 +96,7 @@ class Completion(Reading):
     def __call__(
         self, row: Mapping[str, Any], template: ChatTemplate, where: str
     ) -> tuple[str, list[Span]]:
-        parts = [row.get("prompt"), row.get("completion")]
+        parts = [row.get(PROMPT), row.get(COMPLETION)]
         if any(isinstance(part, list) for part in parts):
             prompt, completion = (_messages(part, where) for part in parts)
             if not completion:
@@ -106,9 +107,8 @@ class Completion(Reading):
         completion = completion.rstrip()
         if not completion:
             return "", []
-        has_blank = not prompt or prompt[-1].isspace() or completion[0].isspace()
-        before = prompt if has_blank else f"{prompt}\n"
-        return before + completion, [(len(before), len(before) + len(completion))]
+        prompt = before(prompt, completion)
+        return prompt + completion, [(len(prompt), len(prompt) + len(completion))]
 
 
 class Answers(Reading):
@@ -233,7 +233,7 @@ def reading_of(columns: Sequence[str], column: str | None) -> Reading:
     """
     if column is not None:
         return WholeText(column)
-    if {"prompt", "completion"} <= set(columns):
+    if are_pairs(columns):
         return Completion()
     if "messages" in columns and "text" not in columns:
         return Answers()

@@ -36,6 +36,7 @@ from farzi_hf.data.files import (
 from farzi_hf.data.interactions import SAMPLE_INTERACTIONS
 from farzi_hf.data.layout import is_table, layout_of
 from farzi_hf.data.opening import UnusableFileError
+from farzi_hf.data.pairs import COMPLETION, PROMPT, are_pairs, whole
 from farzi_hf.data.readers import SOURCES
 from farzi_hf.data.sequences import in_memory, stored_sequences
 from farzi_hf.data.text import TEXTS, UNK, bpe_tokenizer, ids_of, word_tokenizer
@@ -48,6 +49,8 @@ TEXT = "text"
 INTERACTIONS = "interactions"
 TOOLS = "tools"
 """The column with the definitions of the tools that a row's chat may call."""
+_WHOLE = "prompt and completion"
+"""A column that is added where rows have both."""
 READ_BYTES = 256 << 20
 """Bytes of text that are read of a split at most."""
 _FILES_LOOKED_AT = 100  # to decide what they hold
@@ -73,7 +76,8 @@ class TextData(DatasetDict):
 
     Attributes:
         tokenizer: made `input_ids`.
-        column: the column of the source with the text; None: its files are plain text.
+        column: the column of the source with the text; None: its files are plain text, or rows are
+            prompts with completions.
         split: how the splits came about, in words.
         description: what was read, in one line.
     """
@@ -133,7 +137,8 @@ def recognise(
         _check_header(head, source)
     elif hold_interactions(head):
         return INTERACTIONS
-    _text_column(head, source)  # raises where there is none
+    if not are_pairs(head):
+        _text_column(head, source)  # raises where there is none
     return TEXT
 
 
@@ -196,8 +201,9 @@ def load_text(
 
     Args:
         column: the column with the text, or with the messages of chats, which the tokenizer's
-            template writes out. By default `text`, the messages, the only column of text, or the
-            only one with sentences.
+            template writes out. By default `prompt` and `completion`, one after the other, if there
+            are both; else `text`, the messages, the only column of text, or the only one with
+            sentences.
         tokenizer: a fast one, or its name or folder. By default one is made of the training rows:
             of words if rare words are `<unk>` already, as in Penn Treebank, else byte-level BPE.
         data_dir: the folder in which the path begins.
@@ -247,7 +253,8 @@ def load_text(
     data = TextData(_with_ids(splits.texts, tokenizer, path_or_repo))
     sizes = [len(part) for part in data.values()]
     data.tokenizer = tokenizer
-    data.column = column if kind == "text" else reading.column
+    is_given = kind == "text" or reading.column == _WHOLE
+    data.column = column if is_given else reading.column
     data.split = f"{splits.origin} ({' / '.join(f'{size:,}' for size in sizes)})"
     if splits.duplicates:
         count = count_of(splits.duplicates, "duplicate")
@@ -285,6 +292,9 @@ def _reading(
     if kind == "text":
         return _plain_text(streams, source, rows)
     head = _head(streams(), source)
+    if column is None and are_pairs(head):
+        wholes = {part: stream.map(_with_the_whole) for part, stream in streams().items()}
+        return _Reading(wholes, _WHOLE, f"of {PROMPT!r} and {COMPLETION!r}")
     column = _column_to_read(head, source, column, kind)
     has_tools = TOOLS in head and any(map(_is_chat, head.get(column, ())))
     read = streams() if has_tools else streams(column=column)
@@ -313,6 +323,11 @@ def _plain_text(streams: Streams, source: str | Path, rows: str | None) -> _Read
         lines = _head(streams(), source, _HEAD_LINES).get("text", [])
         rows = "paragraph" if _is_wrapped(lines) else "line"
     return _Reading(streams(rows=rows), "text", f"a {rows} each")
+
+
+def _with_the_whole(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What is added to a row that is a pair."""
+    return {_WHOLE: whole(row)}
 
 
 def _column_to_read(head: Columns, source: str | Path, given: str | None, kind: str | None) -> str:
