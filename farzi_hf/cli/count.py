@@ -47,7 +47,6 @@ _OF_DATA = (
 )
 """The settings of `RunSettings` that say how data are read."""
 _INTEGERS = ("vocab_size", "max_length", "min_interactions", "min_item_interactions")
-_COLUMNS = ("user_column", "item_column", "time_column")
 _USES = ("score", "generate", "recommend")
 _LAST = 3  # items of a history that are shown beside what is recommended
 
@@ -171,9 +170,9 @@ def _count(args: Namespace) -> None:
 
 
 def _score(counted: Counts, args: Namespace) -> None:
-    names = ("text_column", "rows") if isinstance(counted, CountedText) else _COLUMNS
+    columns = {name: getattr(args, name) for name in counted.columns}
     with redirect_stdout(sys.stderr):
-        rows = counted.sequences_of(args.score, **{name: getattr(args, name) for name in names})
+        rows = counted.sequences_of(args.score, **columns)
         rows = rows.filter(lambda row: len(row["input_ids"]) > 1)
         if not len(rows):
             raise ValueError(f"--score {args.score!r} has no row with something to predict")
@@ -198,7 +197,7 @@ def _generate(counted: Counts, args: Namespace) -> None:
 def _recommend(counted: Counts, args: Namespace) -> None:
     if not isinstance(counted, CountedItems):
         raise ValueError(f"--recommend is for items, but {args.data!r} counts text")
-    columns = {name: getattr(args, name) for name in _COLUMNS}
+    columns = {name: getattr(args, name) for name in counted.columns}
     with redirect_stdout(sys.stderr):
         found = load_interactions(args.recommend, min_interactions=1, **columns)
         if args.user:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -73,6 +73,8 @@ class Counts:
     tasks: ClassVar[type[Task]]
     uses: ClassVar[str]
     """What `farzi count` does with it, in words."""
+    columns: ClassVar[tuple[str, ...]]
+    """The arguments of `sequences_of` that say how a file is read."""
 
     def __init__(
         self,
@@ -90,7 +92,14 @@ class Counts:
 
     @abstractmethod
     def sequences_of(self, source: str | Path, **columns: str | None) -> Dataset:
-        """The rows of a file as `input_ids` of this vocabulary."""
+        """The rows of a file as `input_ids` of this vocabulary.
+
+        Args:
+            columns: each by its name in `columns`; what is not given is found.
+
+        Raises:
+            ValueError: the file has no row that this model can read.
+        """
 
     def metrics_on(self, sequences: Dataset) -> dict[str, float]:
         """The task's metrics on whole rows with `input_ids`."""
@@ -191,6 +200,7 @@ class CountedText(Counts):
 
     models, tasks = KneserNey, LanguageModeling
     uses = "--score FILE or --generate N"
+    columns = ("text_column", "rows")
 
     @property
     def tokenizer(self) -> Any:
@@ -207,7 +217,8 @@ class CountedText(Counts):
         Raises:
             ValueError: `texts` is no list of texts, or empty.
         """
-        found = [] if isinstance(texts, str) else list(texts)
+        is_list = isinstance(texts, Iterable) and not isinstance(texts, str)
+        found = list(texts) if is_list else []
         if not found or not all(isinstance(text, str) for text in found):
             raise ValueError(f"texts={texts!r:.200}: give a list of one text or more")
         return self.model.log_probabilities(ids_of(self.tokenizer, found))
@@ -235,16 +246,19 @@ class CountedText(Counts):
             return []
         return tokenizer.batch_decode(rows, skip_special_tokens=True)
 
-    def sequences_of(self, source: str | Path, **columns: str | None) -> Dataset:
+    def sequences_of(
+        self, source: str | Path, *, text_column: str | None = None, rows: str | None = None
+    ) -> Dataset:
         """The rows of a text that are not blank.
 
         Args:
-            columns: `text_column` and `rows`, as of `load_text`, found in the same way.
+            text_column, rows: the `column` and the `rows` of `load_text`, found in the same way.
+
+        Raises:
+            ValueError: there are none, or they cannot be read.
         """
-        how = (columns.get("text_column"), columns.get("rows"))
-        texts = first_texts(source, self.tokenizer, *how)
-        rows = ids_of(self.tokenizer, texts)
-        kept = [row for row in rows if len(row) > 1]
+        texts = first_texts(source, self.tokenizer, text_column, rows)
+        kept = [ids for ids in ids_of(self.tokenizer, texts) if len(ids) > 1]
         if not kept:
             raise ValueError(
                 f"{str(source)!r} has no rows with text: give another file, or name its text_column"
@@ -263,6 +277,7 @@ class CountedItems(Counts):
 
     models, tasks = SequenceRules, Recommendation
     uses = "--score FILE or --recommend FILE"
+    columns = ("user_column", "item_column", "time_column")
 
     @property
     def names(self) -> list[str]:

@@ -68,7 +68,7 @@ def values_on_rows(
     if not _has_room_for(teacher, model):
         return {}
     ids = rows_to_read(teacher, rows)
-    if ids is None or ids.shape[1] < 2:
+    if ids is None or ids.shape[1] < 2:  # rows of one place tell nothing of patterns
         return {}
     with torch.inference_mode(False), torch.no_grad():
         return dict(make(teacher, model, ids))
@@ -116,11 +116,10 @@ class Rotation:
     def rotated(self, x: Tensor) -> Tensor:
         """Queries or keys (…, L, d), each rotated by its place."""
         rotating = self.cosines.shape[1]
-        turned = x[..., :rotating]
-        first, second = turned.chunk(2, dim=-1)
-        turned = turned * self.cosines.to(x) + torch.cat([-second, first], dim=-1) * self.sines.to(
-            x
-        )
+        rotates = x[..., :rotating]
+        first, second = rotates.chunk(2, dim=-1)
+        a_quarter_on = torch.cat([-second, first], dim=-1)
+        turned = rotates * self.cosines.to(x) + a_quarter_on * self.sines.to(x)
         return torch.cat([turned, x[..., rotating:]], dim=-1)
 
 
