@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 import farzi_hf.models  # noqa: F401
 from farzi_hf.cli.arguments import CommandParser
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, summary_at
+from farzi_hf.common.checks import check_rate
 from farzi_hf.common.files import is_taken
 from farzi_hf.common.settings import from_json
 from farzi_hf.data import vocabulary_of
@@ -118,10 +118,8 @@ def check(args: Namespace) -> None:
     """Raises ValueError if arguments do not fit each other, or the folder is taken."""
     if args.steps is not None and args.steps < 1:
         raise ValueError(f"--steps {args.steps} trains nothing: give at least 1")
-    if args.learning_rate is not None and not 0 < args.learning_rate < math.inf:
-        raise ValueError(
-            f"--learning_rate {args.learning_rate} trains nothing: give a number such as 0.01"
-        )
+    if args.learning_rate is not None:
+        check_rate("--learning_rate", args.learning_rate)
     for name in ("data_dir", "data", "tokenizer"):
         value = getattr(args, name)
         if value is not None and not args.evaluate:

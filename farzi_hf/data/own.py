@@ -388,8 +388,15 @@ def _text_column(head: Columns, source: Any, given: str | None = None) -> str:
         if len(names) == 1:
             return next(iter(names))
     columns = ", ".join(map(str, head)) or "(none: it is empty)"
-    wrong = f"no {given!r}" if given else "none that must be the text"
-    raise ValueError(f"{source} has columns {columns}, and {wrong}: {_OPTIONS}")
+    sentences = [name for name in head if name in of_sentences]
+    if given:
+        wrong = f"no {given!r}: {_OPTIONS}"
+    elif len(sentences) > 1:
+        shown = ", ".join(sentences)
+        wrong = f"several hold text ({shown}): write them together in a column text, or {_OPTIONS}"
+    else:
+        wrong = f"none that must be the text: {_OPTIONS}"
+    raise ValueError(f"{source} has columns {columns}, and {wrong}")
 
 
 def _numbers_of_words(values: Sequence[Any]) -> list[int]:
@@ -525,7 +532,7 @@ def _chat_text(messages: list[dict[str, Any]], template: ChatTemplate, where: st
     if not template.is_there:
         raise ValueError(
             f"{where} holds chats, for a tokenizer's template, but {named} has none: give that of a"
-            " chat model"
+            " chat model (--tokenizer on the command line), or write each chat into a column text"
         )
     try:
         text = template.text(messages).strip()

@@ -353,8 +353,11 @@ def _by(task: Task) -> str:
 
 
 def _percent(share: float, edges: Sequence[float], of: str) -> str:
-    low, high = (100 * edge for edge in edges)
-    return f"{100 * share:.0f} %{of} (95 % interval {low:.0f}–{high:.0f} %)"
+    """A share of the quality of another row, and its interval, in words."""
+    if math.isinf(share):
+        return f"no share{of}, because that row gets nothing right on the test part"
+    low, high = ("∞" if math.isinf(edge) else f"{100 * edge:.0f}" for edge in edges)
+    return f"{100 * share:.0f} %{of} (95 % interval {low}–{high} %)"
 
 
 def _seconds(seconds: float) -> str:

@@ -228,6 +228,21 @@ def test_full_data_that_still_learn_are_said_to():
     assert row["way"] == "soap, rate 0.01"
 
 
+def test_shares_of_rows_that_get_nothing_right_are_told_in_words():
+    task = Recommendation([str(i) for i in range(2000)])
+    missed = np.array([[900.0, 0.5]] * 8)
+    hit = np.array([[3.0, 0.9], *missed[1:]])
+    rows = [
+        Measured("Farzi", [hit], 1000, 100, 1.0),
+        Measured(LONG, [hit], 100_000, 100, 10.0),
+        Measured("popularity", [missed], 100_000, None, None),
+    ]
+    c = SimpleNamespace(task=task, row=lambda part: pooled_row(task, [part]))
+    found = str(Verdict.of(c, rows))
+    assert "Our student has no share of its quality by HR@100, because that row gets not" in found
+    assert "That is 100 % by HR@100 (95 % interval 0–∞ %)" in found
+
+
 def test_a_student_of_text_that_an_ngram_wrote_is_never_worth_it(tmp_path, sequences, tokenizer):
     """It is better than a bigram, which a verdict was once content with, and counting longer
     n-grams is better still.
