@@ -21,7 +21,7 @@ _OF_MEMORY = (
 def command(argv: Sequence[str]) -> None:
     """Uploads the artefact as one commit, and prints its address."""
     parser = CommandParser(
-        "farzi push", description="Uploads a summary to a dataset repository, as one commit."
+        "farzi push", description="upload a summary to a dataset repository, as one commit"
     )
     parser.add_argument("summary", help="folder of the summary")
     parser.add_argument(

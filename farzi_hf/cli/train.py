@@ -73,7 +73,7 @@ def command(argv: Sequence[str]) -> None:
 def arguments(argv: Sequence[str]) -> Namespace:
     """The arguments of `farzi train`."""
     parser = CommandParser(
-        "farzi train", description="Trains a model on a summary with the settings that it carries."
+        "farzi train", description="train a model on a summary with the settings that it carries"
     )
     parser.add_argument("summary", help="folder, or dataset repository of the Hub, user/farzi-…")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
@@ -89,14 +89,14 @@ def arguments(argv: Sequence[str]) -> Namespace:
     parser.add_argument(
         "--learning_rate",
         type=float,
-        help="(default: the summary's own, or a quarter of it for a model as wide as the carried"
-        " teacher that begins with its layers)",
+        help="(default: the summary's own, or a quarter of it for a model at least as wide as the"
+        " carried teacher that begins with its layers; a parallel residual takes it whole)",
     )
     parser.add_argument(
         "--start",
         choices=STUDENT_STARTS,
-        help="begin with the tables of the carried teacher, or at random (default: as the summary"
-        " says)",
+        help="begin with the tables of the carried teacher, and its layers where they fit, or at"
+        " random (default: as the summary says)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of weights and order of the data (default: 0)"
