@@ -82,7 +82,8 @@ class Counts:
         processing_class: Any = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        self.model, self.processing_class = model, processing_class
+        self.model = model
+        self.processing_class = processing_class
         self.metrics = dict(metrics or {})
 
     @property
@@ -198,7 +199,8 @@ class CountedText(Counts):
     ```
     """
 
-    models, tasks = KneserNey, LanguageModeling
+    models = KneserNey
+    tasks = LanguageModeling
     uses = "--score FILE or --generate N"
     columns = ("text_column", "rows")
 
@@ -275,7 +277,8 @@ class CountedItems(Counts):
     ```
     """
 
-    models, tasks = SequenceRules, Recommendation
+    models = SequenceRules
+    tasks = Recommendation
     uses = "--score FILE or --recommend FILE"
     columns = ("user_column", "item_column", "time_column")
 
@@ -320,7 +323,8 @@ class CountedItems(Counts):
 
     def histories_of(self, interactions: Interactions) -> list[list[int]]:
         """The histories of interactions in this model's ids, without items that were not counted."""
-        places, names = _first_places(self.names), interactions.vocabulary
+        places = _first_places(self.names)
+        names = interactions.vocabulary
         if names == self.names:  # several items may have one name
             return [[int(item) for item in row] for row in interactions.sequences]
         return [
@@ -359,7 +363,8 @@ def count(
     """
     splits = {name: with_ids(task, rows) for name, rows in dataset.items()}
     vocab_size = task.learner_config(task.learners[0], 8).vocab_size
-    best, table = None, []
+    best = None
+    table = []
     parts = (splits["train"], vocab_size, splits["validation"])
     for model in task.counts.candidates(*parts, **settings):
         row = {"method": model.name, "choice": model.choice}
@@ -391,7 +396,8 @@ def _loaded(artefact: ArtefactFolder) -> CountedText | CountedItems:
             f"{path} is the config of a {given!r:.80}, not of a counted model; name one that farzi"
             " count has written"
         )
-    kind, settings = config.get("kind"), config.get("settings")
+    kind = config.get("kind")
+    settings = config.get("settings")
     if not isinstance(kind, str) or kind not in KINDS or not isinstance(settings, dict):
         raise ValueError(
             f"{path} has kind={kind!r:.80}: choose a file with one of {', '.join(KINDS)}, and its"

@@ -42,7 +42,8 @@ def _has_room_for(teacher: PreTrainedModel, model: PreTrainedModel) -> bool:
     """
     if type(teacher) is not GPT2LMHeadModel:
         return False
-    theirs, ours = teacher.config, model.config
+    theirs = teacher.config
+    ours = model.config
     is_known = (
         theirs.activation_function.startswith("gelu")
         and theirs.scale_attn_weights
