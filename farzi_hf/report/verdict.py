@@ -383,7 +383,8 @@ class Compared:
     """Students on a summary, on real data, and count models.
 
     Attributes:
-        rows: a row of metrics for each, the summary's first.
+        measured: the measurements of each, the summary's first.
+        rows: their rows of metrics.
         verdict: what they say.
     """
 
