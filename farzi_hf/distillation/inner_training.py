@@ -164,7 +164,8 @@ class SyntheticTraining:
             if self.torch_compile or self.batch_size is None:
                 raise ValueError(
                     f"torch_compile={self.torch_compile}, synthetic_batch_size={self.batch_size}:"
-                    " made rows need a size, and plain code"
+                    " rows that are made for each step need their number, and are not compiled;"
+                    " give synthetic_batch_size, and torch_compile=False"
                 )
             return self.forms.endless(summary, seed)
         rows = minibatches(self.forms.count(summary), self.batch_size, steps, seed)
