@@ -44,7 +44,8 @@ from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.tasks import ResultRow, Task
 
-RESULTS, START = "results.json", "start.json"
+RESULTS = "results.json"
+START = "start.json"
 FIGURES = ("distillation", "comparison", "tokens")
 
 

@@ -228,8 +228,6 @@ def load_text(
     is_tokenizer = tokenizer is None or isinstance(tokenizer, str | os.PathLike)
     if not is_tokenizer and not hasattr(tokenizer, "get_vocab"):
         raise ValueError(f"tokenizer={tokenizer!r:.200} is none; give one, its name or its folder")
-    if rows not in (None, "line", "paragraph"):
-        raise ValueError(f"rows={rows!r} is unknown: give line or paragraph, or leave it out")
     streams = partial(stream_of, path_or_repo, data_dir, name=name, split=split, revision=revision)
     files = find_files(path_or_repo, data_dir)
     kind = None if files is None else kind_of(files.splits)
@@ -284,11 +282,18 @@ Streams = Callable[..., Mapping[str, IterableDataset]]
 def _reading(
     streams: Streams, source: str | Path, column: str | None, kind: str | None, rows: str | None
 ) -> _Reading:
-    """How a source is read, of which the arguments are those of `load_text`.
+    """How a source is read.
 
     Args:
+        streams: its rows.
+        column, rows: as in `load_text`.
         kind: of its files, see `kind_of`.
+
+    Raises:
+        ValueError: `rows` is unknown, or there is no column of text.
     """
+    if rows not in (None, "line", "paragraph"):
+        raise ValueError(f"rows={rows!r} is unknown: give line or paragraph, or leave it out")
     if kind == "text":
         return _plain_text(streams, source, rows)
     head = _head(streams(), source)
@@ -310,6 +315,9 @@ def first_texts(
     Args:
         tokenizer: writes out chats.
         column, rows: as in `load_text`, found in the same way.
+
+    Raises:
+        ValueError: as `load_text`, if the rows cannot be read.
     """
     kind = kind_of(files_of(source))
     reading = _reading(partial(stream_of, source), source, column, kind, rows)

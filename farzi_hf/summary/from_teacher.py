@@ -146,7 +146,9 @@ def _first_rows(farzi: FarziData, num_sequences: int, length: int) -> Tensor:
             teacher.check(teacher.tensors, some, "teacher", "give a smaller sequence_length")
         ids = source.rows(0, num_sequences)
     if ids.shape != (num_sequences, length):
+        config = farzi.config
         raise ValueError(
-            f"num_sequences={num_sequences}, sequence_length={length}: it has {tuple(ids.shape)}"
+            f"num_sequences={num_sequences}, sequence_length={length}: the summary stores"
+            f" {config.num_sequences} rows of {config.sequence_length} ids; give no more"
         )
     return ids

@@ -42,7 +42,8 @@ def _has_room_for(teacher: PreTrainedModel, model: PreTrainedModel) -> bool:
     """
     if type(teacher) is not GPT2LMHeadModel:
         return False
-    theirs, ours = teacher.config, model.config
+    theirs = teacher.config
+    ours = model.config
     is_known = (
         theirs.activation_function.startswith("gelu")
         and theirs.scale_attn_weights
@@ -68,7 +69,7 @@ def values_on_rows(
     if not _has_room_for(teacher, model):
         return {}
     ids = rows_to_read(teacher, rows)
-    if ids is None or ids.shape[1] < 2:
+    if ids is None or ids.shape[1] < 2:  # rows of one place tell nothing of patterns
         return {}
     with torch.inference_mode(False), torch.no_grad():
         return dict(make(teacher, model, ids))
@@ -105,7 +106,7 @@ class Rotation:
         return cls(cosines[0].double().cpu(), sines[0].double().cpu(), size)
 
     @property
-    def slow_first(self) -> Tensor:
+    def slowest_first(self) -> Tensor:
         """(d,): the coordinates of a head: those that do not rotate, and then pair by pair those
         that rotate slowest.
         """
@@ -116,11 +117,10 @@ class Rotation:
     def rotated(self, x: Tensor) -> Tensor:
         """Queries or keys (…, L, d), each rotated by its place."""
         rotating = self.cosines.shape[1]
-        turned = x[..., :rotating]
-        first, second = turned.chunk(2, dim=-1)
-        turned = turned * self.cosines.to(x) + torch.cat([-second, first], dim=-1) * self.sines.to(
-            x
-        )
+        rotates = x[..., :rotating]
+        first, second = rotates.chunk(2, dim=-1)
+        a_quarter_on = torch.cat([-second, first], dim=-1)
+        turned = rotates * self.cosines.to(x) + a_quarter_on * self.sines.to(x)
         return torch.cat([turned, x[..., rotating:]], dim=-1)
 
 
@@ -151,7 +151,7 @@ def heads_of(x: Tensor, count: int) -> Tensor:
     return x.unflatten(-1, (count, -1)).transpose(1, 2)
 
 
-def with_one_left(
+def shared_factors(
     lefts: Sequence[Tensor], rights: Sequence[Tensor], rank: int
 ) -> tuple[Tensor, Tensor]:
     """A factor (w, r) that all of some products of (w, d) and (m, d) have, and the other factors of
@@ -196,8 +196,8 @@ def queries_and_keys(
     firsts = range(0, count, share)
     for group, first in enumerate(firsts):
         heads = slice(first, min(count, first + share))
-        left, rights = with_one_left(of_keys[heads], of_queries[heads], rotation.size)
-        slow = rotation.slow_first[: left.shape[1]]
+        left, rights = shared_factors(of_keys[heads], of_queries[heads], rotation.size)
+        slow = rotation.slowest_first[: left.shape[1]]
         keys[group][:, slow] = scale * left
         queries[heads, :, slow] = scale * rights
     groups = len(firsts)

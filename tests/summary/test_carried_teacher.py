@@ -405,7 +405,7 @@ def test_sizes_of_the_fixed_form_are_checked_before_any_work(inputs, sizes, mess
     farzi = carried(inputs=inputs)
     monkeypatch.setattr(WrittenRows, "block", None)
     too_long = (
-        "sequence_length=2000: it has"
+        "sequence_length=2000: the summary stores"
         if inputs == "tokens"
         else "teacher does not read 2000 ids .* give a smaller"
     )
