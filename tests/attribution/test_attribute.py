@@ -683,9 +683,9 @@ def test_other_arguments_of_a_wrong_kind_are_named(tmp_path):
     for query in (2, -1, 0.5):
         with pytest.raises(ValueError, match=f"^query={query} is none of the 2; give 0 to 1$"):
             found.top(3, query=query)
-    for rows in (found.top, found.bottom):
-        with pytest.raises(ValueError, match="^k must be an integer of at least 0, got -1$"):
-            rows(-1)
+    for first in (found.top, found.bottom):
+        with pytest.raises(ValueError, match=r"^k must be an integer of at least 0, got -1$"):
+            first(-1)
 
 
 def test_a_single_row_has_no_deviation(tmp_path):
