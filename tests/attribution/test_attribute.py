@@ -693,8 +693,12 @@ def test_other_arguments_of_a_wrong_kind_are_named(tmp_path):
     with pytest.raises(TypeError, match="adjoint must be an Adjoint or None, got 'tape'; pass"):
         attribute(trainer(tmp_path), rows(1, seed=1), adjoint="tape")
     found = attribute(trainer(tmp_path), rows(2, seed=1))
-    with pytest.raises(ValueError, match="query=2 is none of the 2; give 0 to 1"):
-        found.top(3, query=2)
+    for query in (2, -1, 0.5):
+        with pytest.raises(ValueError, match=f"^query={query} is none of the 2; give 0 to 1$"):
+            found.top(3, query=query)
+    for first in (found.top, found.bottom):
+        with pytest.raises(ValueError, match=r"^k must be an integer of at least 0, got -1$"):
+            first(-1)
 
 
 def test_a_single_row_has_no_deviation(tmp_path):

@@ -738,6 +738,19 @@ def test_rows_that_are_no_table_of_ids_are_refused(ids):
         carried().with_rows(ids)
 
 
+@pytest.mark.parametrize("wrong", [-1, V, 2**32 + 1])
+def test_ids_outside_of_the_vocabulary_are_refused(wrong):
+    """The last one is 1 in 32 bits."""
+    with pytest.raises(ValueError, match=rf"^ids holds {wrong}, outside 0 … {V - 1}; give ids of"):
+        carried().with_rows([[1, wrong]])
+
+
+@pytest.mark.parametrize("indices", [[], [0, -1]], ids=str)
+def test_rows_that_are_made_have_numbers_from_0_on(indices):
+    with pytest.raises(ValueError, match=r"^indices are \[.*\]; give one or more, from 0 on"):
+        carried()(torch.tensor(indices, dtype=torch.long))
+
+
 def test_rows_may_be_lists():
     rows = [[1, 2, 3], [4, 5, 6]]
     given = carried().with_rows(rows)
