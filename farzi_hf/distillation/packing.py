@@ -73,7 +73,8 @@ class Packing:
             cuts = cuts_of("packing_cuts", self.cuts)
             slower = replace(training, optimizer=optimizer, steps=steps, cuts=cuts)
             seed = derive(seed, Purpose.PACKING)
-            loss = real_loss(learner, data, training.batch_size, steps, seed)
+            labelled = replace(data, counted_share=training.counted_share)
+            loss = real_loss(learner, labelled, training.batch_size, steps, seed)
             validation = slower.validation(learner, data)
             trained = self.in_few_bits(slower, loss, params, largest, data.quiet, validation)
             params = trained.params

@@ -247,6 +247,8 @@ class SearchTrials:
         for, unless it measures no choice.
         """
         optimizer = self.fixed.get("teacher_optimizer", "adam" if self.task.ranked else "soap")
+        # Counts are made by the processor, which many rows of a GPU would wait for.
+        counted_share = self.task.counted_share if self.wider == 1 else 0.0
         settings = {
             "labels": TeacherLabels.name,
             "inputs": DrawnInputs.name,
@@ -258,6 +260,7 @@ class SearchTrials:
             "teacher_learning_rate": rate_for(learner, {"soap": 0.015}.get(optimizer, 0.01)),
             "seed": self.seed,
             "teacher_batch_size": self._rows_a_step,
+            "teacher_counted_share": counted_share,
             "report_to": "none",
             "eval_students": 1,
             "disable_tqdm": not sys.stderr.isatty(),
