@@ -72,18 +72,18 @@ class NGramLabels:
         return models
 
     def __call__(self, rows: Sequence[Sequence[int]], predicted: np.ndarray) -> np.ndarray:
-        lengths = np.array([len(row) for row in rows])
-        ids = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
-        is_entry = np.arange(predicted.shape[1]) < lengths[:, None]
-        places = np.flatnonzero(predicted[is_entry])
+        counts = predicted.sum(1)
+        labels = np.empty((counts.sum(), self._vocab_size), dtype=np.float32)
         part_of_row = np.array([_part_of(row, len(self.models)) for row in rows])
-        part_of_label = np.repeat(part_of_row, lengths)[places]
-        labels = np.empty((len(places), self._vocab_size), dtype=np.float32)
-        for part in np.unique(part_of_label):
+        for part in np.unique(part_of_row):
+            is_of_part = part_of_row == part
+            own = [np.asarray(rows[number]) for number in np.flatnonzero(is_of_part)]
+            lengths = np.array([len(row) for row in own])
+            is_entry = np.arange(predicted.shape[1]) < lengths[:, None]
             model = self.models[part]
-            of_part = part_of_label == part
-            states = model.states_before(ids, lengths)[places[of_part]]
-            labels[of_part] = model.distribution_after(states, np.float32)
+            states = model.states_before(np.concatenate(own), lengths)
+            states = states[predicted[is_of_part][is_entry]]
+            labels[np.repeat(is_of_part, counts)] = model.distribution_after(states, np.float32)
         return labels
 
 
