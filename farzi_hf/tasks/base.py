@@ -69,8 +69,8 @@ class Task(ABC):
     counts: ClassVar[type[CountedModel]]
     """The strongest model that only counts."""
     counted_share: ClassVar[float] = 0.0
-    """Of what teachers of a search should predict, the share that counts predict: α of
-    `farzi_hf.tasks.counted_labels`.
+    """Of what teachers of a search should predict, the share that counts predict, where that helps:
+    α of `farzi_hf.tasks.counted_labels`.
     """
 
     def __init__(self, processing_class: Any) -> None:
