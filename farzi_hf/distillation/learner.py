@@ -209,14 +209,15 @@ class Learner:
         counted = labels != IGNORED
         if weights is not None:
             weights = weights[:, None].expand_as(counted) if weights.dim() == 1 else weights[:, 1:]
-        # All positions: no shape may depend on the number of those that count.
-        if not values_are_free(counted):
+        given = batch.get("targets")
+        # All positions: no shape may depend on the number of those that count. Targets that were
+        # made for those that count are as many, on any device.
+        if given is None and not values_are_free(counted):
             counts = (counted if weights is None else counted * weights).flatten()
             targets = HardTargets(labels.clamp(min=0).flatten())
             loss = self.loss_of_states(params, states.flatten(0, 1), targets, counts)
             return loss * counted.numel() / counted.sum()  # a quotient of integers would be float32
         counts = None if weights is None else weights[counted]
-        given = batch.get("targets")
         targets = HardTargets(labels[counted]) if given is None else GivenTargets(given)
         return self.loss_of_states(params, states[counted], targets, counts)
 
