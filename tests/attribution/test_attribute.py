@@ -674,6 +674,19 @@ def test_ids_that_the_model_does_not_know_are_named(tmp_path):
         attribute(trainer(tmp_path), {"target": test})
 
 
+def test_rows_that_the_model_cannot_read_are_named(tmp_path):
+    unknown = Dataset.from_dict({"input_ids": [[1, 2, 3], [1, V, 2]] * 2})
+    with pytest.raises(ValueError, match=rf"train_dataset has a row with ids from 1 to {V}, but"):
+        attribute(trainer(tmp_path, data=unknown), rows(1, seed=1))
+    model = AutoModelForCausalLM.from_config(config_of("gpt2", n_positions=8))
+    long = Dataset.from_dict({"input_ids": [[1, 2, 3], [1] * 9]})
+    message = "has a row of 9 ids, but the model reads 8 at most; cut such rows"
+    with pytest.raises(ValueError, match=f"^the trainer's train_dataset {message}"):
+        attribute(trainer(tmp_path, model, long), rows(1, seed=1))
+    with pytest.raises(ValueError, match=f"^test_dataset {message}"):
+        attribute(trainer(tmp_path, model), long)
+
+
 def test_other_arguments_of_a_wrong_kind_are_named(tmp_path):
     with pytest.raises(ValueError, match="cannot be replayed: it is a str; give a configured"):
         attribute("trainer", rows(1, seed=1))

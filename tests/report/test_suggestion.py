@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import time
@@ -885,8 +886,14 @@ def test_a_teacher_whom_more_steps_gained_nothing_is_not_still_learning() -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"bytes": "10kB"}, r"^bytes='10kB' leaves no room: give a positive number, or leave it"),
-        ({"minutes": "a"}, r"^minutes='a' leaves no room: give a positive number"),
+        ({"bytes": "10kB"}, r"^bytes='10kB' is not usable: give a positive number, or leave it"),
+        ({"minutes": "a"}, r"^minutes='a' is not usable: give a positive number"),
+        ({"minutes": math.inf}, r"^minutes=inf is not usable: give a positive number"),
+        ({"minutes": -1.0}, r"^minutes=-1.0 is not usable: give a positive number"),
+        (
+            {"learner": {"model_type": "gru4rec", "hidden_size": -1}},
+            r"^learner=\{'model_type': 'gru4rec', 'hidden_size': -1\} makes no model \(.*\): give",
+        ),
         ({"task": "text"}, r"^task='text' is none; give LanguageModeling\(tokenizer\) or"),
         ({"dataset": [[1, 2]]}, r"^dataset is a list; give a datasets\.Dataset, or a DatasetDict"),
     ],
