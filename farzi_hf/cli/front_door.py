@@ -29,7 +29,8 @@ USAGE = (
     "farzi distil DATA [--bytes 200kB] [--minutes 10] [--go_on] [--compare] [--dry_run]"
     " [--FIELD VALUE …]"
 )
-TRIALS, CONFIG = "trials", "config.yaml"
+TRIALS = "trials"
+CONFIG = "config.yaml"
 _HOW_TO_READ = (
     "How to read the lines below: a teacher is a small model that trains on your data; packed into"
     " few bits a number (coded6: at most six), it is the summary. A student is a new model that"
@@ -53,6 +54,23 @@ class Options:
     go_on: bool = setting(False, "go on where a model that only counts will be better")
     compare: bool = setting(False, "the whole table, with every baseline, beside the verdict")
     dry_run: bool = setting(False, "say what would be read and made, and stop")
+
+
+def check_data(argv: Sequence[str], kinds: str) -> None:
+    """Raises ValueError unless the first word may name data.
+
+    Args:
+        kinds: what may be given, for the error.
+    """
+    if not argv:
+        raise ValueError(f"DATA is missing: give {kinds}")
+    if argv[0] == "-":
+        raise ValueError("DATA is '-', but standard input is not read: save it in a file")
+    if argv[0].startswith("-"):
+        raise ValueError(
+            f"DATA is missing: the first word is {argv[0]!r}, and options come after DATA; give"
+            f" {kinds}"
+        )
 
 
 class FrontDoor:

@@ -14,6 +14,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
 import farzi_hf.models  # noqa: F401
+from farzi_hf.cli import COMMANDS
 from farzi_hf.cli.arguments import CommandParser
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, summary_at
 from farzi_hf.common.checks import check_rate
@@ -72,9 +73,7 @@ def command(argv: Sequence[str]) -> None:
 
 def arguments(argv: Sequence[str]) -> Namespace:
     """The arguments of `farzi train`."""
-    parser = CommandParser(
-        "farzi train", description="Trains a model on a summary with the settings that it carries."
-    )
+    parser = CommandParser("farzi train", description=COMMANDS["train"])
     parser.add_argument("summary", help="folder, or dataset repository of the Hub, user/farzi-…")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
     parser.add_argument(
@@ -89,14 +88,14 @@ def arguments(argv: Sequence[str]) -> Namespace:
     parser.add_argument(
         "--learning_rate",
         type=float,
-        help="(default: the summary's own, or a quarter of it for a model as wide as the carried"
-        " teacher that begins with its layers)",
+        help="(default: the summary's own, or a quarter of it for a model at least as wide as the"
+        " carried teacher that begins with its layers; a parallel residual takes it whole)",
     )
     parser.add_argument(
         "--start",
         choices=STUDENT_STARTS,
-        help="begin with the tables of the carried teacher, or at random (default: as the summary"
-        " says)",
+        help="begin with the tables of the carried teacher, and its layers where they fit, or at"
+        " random (default: as the summary says)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of weights and order of the data (default: 0)"

@@ -134,6 +134,10 @@ class FarziConfig(ConfigFields):
         if self.labels is None:
             # A name that the table does not have is refused later.
             self.labels = INPUTS.get(self.inputs, DrawnInputs).labels_by_default
+        if self.labels not in LABELS:
+            raise ValueError(
+                f"labels={self.labels!r} is unknown; choose one of {', '.join(LABELS)}"
+            )
         if self.max_steps is None and self.num_train_epochs > 0:
             self.max_steps = -1
         if self.inner_optimizer is None and self.max_steps:  # which need its derivative

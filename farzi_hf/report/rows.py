@@ -218,9 +218,8 @@ def student_arguments(
         "disable_tqdm": True,
         "use_cpu": torch.device(c.device).type == "cpu",
     }
-    seed %= (
-        2**32
-    )  # transformers seeds NumPy's old generator with this number; the generator takes 32 bits
+    # transformers seeds NumPy's old generator with this number, which takes 32 bits.
+    seed %= 2**32
     return c.farzi.training_arguments(output_dir, **{**quiet, "seed": seed, **changes})
 
 
@@ -282,8 +281,12 @@ def stopped_early(c: Comparison, method: str, draw: Callable[[int], Dataset]) ->
     """Students on the subset `draw(seed)`, trained for T, T/2, … or T/32 steps, which the first
     student's validation chooses.
     """
-    subset, candidates = draw(c.seeds[0]), {max(1, c.steps // 2**halvings) for halvings in range(6)}
-    error = lambda steps: c.validation_error(c.real_student(subset, steps, c.seeds[0]))  # noqa: E731
+    subset = draw(c.seeds[0])
+    candidates = {max(1, c.steps // 2**halvings) for halvings in range(6)}
+
+    def error(steps: int) -> float:
+        return c.validation_error(c.real_student(subset, steps, c.seeds[0]))
+
     return c.trained_on_real(method, draw, min(sorted(candidates), key=error))
 
 

@@ -127,7 +127,8 @@ class Suggestion:
 
     def reasons(self) -> list[str]:
         """Each choice with its reason, a line each."""
-        settings, packed = self.config, self.packed
+        settings = self.config
+        packed = self.packed
         students = "the best students that were tried"
         if not self.is_tried:
             students = "the shortest students, for there was no time to try any"

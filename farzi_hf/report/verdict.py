@@ -19,10 +19,10 @@ from farzi_hf.report.rendering import distillation_seconds
 from farzi_hf.report.rows import BASELINES, FirstRow, NewRow, teacher
 from farzi_hf.tasks import ResultRow, Task
 
-GOOD, POOR = 0.97, 0.9
-"""Shares of the quality of full data from which a summary counts as equal, and below which it
-counts as worse.
-"""
+GOOD = 0.97
+"""The share of the quality of full data from which a summary counts as equal."""
+POOR = 0.9
+"""The share below which it is not worth it."""
 FASTER = 3.0
 """How many times as fast a student has to be, where a summary is larger than its data."""
 CLEAR = 1.25
@@ -383,7 +383,8 @@ class Compared:
     """Students on a summary, on real data, and count models.
 
     Attributes:
-        rows: a row of metrics for each, the summary's first.
+        measured: the measurements of each, the summary's first.
+        rows: their rows of metrics.
         verdict: what they say.
     """
 

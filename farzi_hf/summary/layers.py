@@ -174,7 +174,8 @@ def fits(teacher: GPT2LMHeadModel, model: GPT2LMHeadModel) -> bool:
     """Whether the model has room for each layer and head, and a head of its own: one that is its
     embedding cannot have another basis than the gains of the teacher's last norm.
     """
-    theirs, ours = teacher.config, model.config
+    theirs = teacher.config
+    ours = model.config
     is_alike = all(getattr(theirs, name) == getattr(ours, name) for name in _HAS_TO_BE_EQUAL)
     has_room = ours.n_layer >= theirs.n_layer and ours.n_head >= theirs.n_head
     return is_alike and has_room and ours.n_embd != theirs.n_embd and not ours.tie_word_embeddings

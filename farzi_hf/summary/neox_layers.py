@@ -85,25 +85,24 @@ def _values(
     y = table[ids]
     for number, layer in enumerate(layers):
         own = parameters_of(model.gpt_neox.layers[number])
-        states = reader.normed(x)
-        ours = student.normed(y)
-        reading = reading_of(ours, states, to_student)
-        made = _attention(student, theirs, layer, to_student, reading, (states, ours), own)
-        x = x + reader.attention(layer, number, states)
-        behind = y + student.attention(made, ours)
-        states = reader.normed(x)
-        ours = student.normed(y if student.is_parallel else behind)
-        reading = reading_of(ours, states, to_student)
-        units = dict(fitted_units(theirs, reader, number, to_student, reading, _units(own), ours))
-        x = x + reader.mlp(layer, states)
-        y = behind + reader.mlp(units, ours)
+        read = student.read(reader, x, y, to_student)
+        made = _attention(student, theirs, layer, to_student, read, own)
+        x = x + reader.attention(layer, number, read.theirs)
+        behind_attention = y + student.attention(made, read.ours)
+        read = student.read(reader, x, y if student.is_parallel else behind_attention, to_student)
+        # Kinds of GELU differ so little that the teacher's may stand for the student's.
+        units = fitted_units(
+            theirs, reader, number, to_student, read.reading, _units(own), read.ours
+        )
+        units = dict(units)
+        x = x + reader.mlp(layer, read.theirs)
+        y = behind_attention + reader.mlp(units, read.ours)
         made |= _of_units(units)
-        made |= {f"{norm}.weight": ours.new_full((student.width,), student.gain) for norm in _NORMS}
-        made |= {f"{norm}.bias": ours.new_zeros(student.width) for norm in _NORMS}
+        made |= student.norms()
         yield from numbered(_LAYERS, number, made)
     yield from silent_layers(model, _LAYERS, len(layers), _WRITERS)
-    reading = reading_of(student.normed(y), reader.normed(x), to_student)
-    weight, gain, shift = (value for _, value in head(theirs, reading))
+    read = student.read(reader, x, y, to_student)
+    weight, gain, shift = (value for _, value in head(theirs, read.reading))
     yield parameter_names(model, model.get_output_embeddings())["weight"], weight
     yield "gpt_neox.final_layer_norm.weight", gain
     yield "gpt_neox.final_layer_norm.bias", shift
@@ -126,6 +125,18 @@ def _of_units(layer: Values) -> Values:
 
 
 # -- the student's states --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What readers get at the places of the rows."""
+
+    theirs: Tensor
+    """x̂ (n, L, e)."""
+    ours: Tensor
+    """ŷ (n, L, w)."""
+    reading: Reading
+    """Of the first from the second."""
 
 
 @dataclass(frozen=True)
@@ -160,9 +171,26 @@ class _Student:
             Rotation.of(model.gpt_neox.rotary_emb, model, length, width // heads),
         )
 
-    def normed(self, y: Tensor) -> Tensor:
-        """States as readers get them."""
-        return self.gain * y / (y.square().mean(-1, keepdim=True) + self.epsilon).sqrt()
+    def norms(self) -> Values:
+        """The parameters of a layer's norms."""
+        gains = torch.full((self.width,), self.gain, dtype=torch.float64)
+        return {
+            **{f"{norm}.weight": gains for norm in _NORMS},
+            **{f"{norm}.bias": torch.zeros(self.width) for norm in _NORMS},
+        }
+
+    def read(self, reader: Reader, x: Tensor, y: Tensor, to_student: Tensor) -> _Read:
+        """What readers of these states get.
+
+        Args:
+            reader: of the teacher.
+            x: the teacher's states (n, L, e).
+            y: the student's (n, L, w).
+            to_student: M (e, w).
+        """
+        theirs = reader.normed(x)
+        ours = self.gain * y / (y.square().mean(-1, keepdim=True) + self.epsilon).sqrt()
+        return _Read(theirs, ours, reading_of(ours, theirs, to_student))
 
     def attention(self, layer: Values, states: Tensor) -> Tensor:
         """What the attention of a layer writes."""
@@ -184,8 +212,7 @@ def _attention(
     theirs: Gpt2,
     layer: Values,
     to_student: Tensor,
-    reading: Reading,
-    states: tuple[Tensor, Tensor],
+    read: _Read,
     own: Values,
 ) -> Values:
     """The heads of the teacher. Heads that only the student has write nothing yet.
@@ -195,15 +222,14 @@ def _attention(
         theirs: the teacher.
         layer: of the teacher.
         to_student: M (e, w).
-        reading: of the teacher's states from the student's.
-        states: of teacher (n, L, e) and student (n, L, w), as their norms return them.
+        read: by the layer's attention.
         own: the parameters of the student's layer.
     """
     size = student.rotation.size
     count = theirs.heads
     weight = layer["attn.c_attn.weight"]
     bias = layer["attn.c_attn.bias"]
-    readers = [part.chunk(count, 1) for part in reading.through(weight, bias).chunk(3, 1)]
+    readers = [part.chunk(count, 1) for part in read.reading.through(weight, bias).chunk(3, 1)]
     writers = (layer["attn.c_proj.weight"] @ to_student).chunk(count)
     fused = torch.cat([own[f"{_FUSED}.weight"], own[f"{_FUSED}.bias"][:, None]], dim=1)
     # (h, w + 1, d) each: what a head reads of the states and, last, its biases.
@@ -214,10 +240,11 @@ def _attention(
         rank = min(size, value.shape[1])
         values[number][:, :rank], written = of_rank(value, writer.T, rank)
         outputs[number][:rank] = written.T
-    of_teacher, of_student = states
-    wanted = [heads_of(part, count) for part in (of_teacher @ weight + bias).chunk(3, -1)[:2]]
-    read = torch.cat([of_student, torch.ones_like(of_student[..., :1])], dim=-1)
-    queries, keys = queries_and_keys(student.rotation, read, wanted, readers[:2], (queries, keys))
+    wanted = [heads_of(part, count) for part in (read.theirs @ weight + bias).chunk(3, -1)[:2]]
+    with_one = torch.cat([read.ours, torch.ones_like(read.ours[..., :1])], dim=-1)
+    queries, keys = queries_and_keys(
+        student.rotation, with_one, wanted, readers[:2], (queries, keys)
+    )
     fused = torch.stack([queries, keys, values], dim=1).mT.flatten(0, 2)
     return {
         f"{_FUSED}.weight": fused[:, :-1],

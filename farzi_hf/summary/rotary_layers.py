@@ -55,9 +55,9 @@ from farzi_hf.summary.rotations import (
     embedding_for_rotations,
     heads_of,
     queries_and_keys,
+    shared_factors,
     to_any_width,
     values_on_rows,
-    with_one_left,
 )
 
 _KINDS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
@@ -307,7 +307,7 @@ def _attention(
     outputs = torch.zeros_like(own["self_attn.o_proj.weight"].T).unflatten(0, (-1, size))
     for group, first in enumerate(range(0, count, student.share)):
         heads = slice(first, min(count, first + student.share))
-        left, rights = with_one_left(readers[2][heads], writers[heads], size)
+        left, rights = shared_factors(readers[2][heads], writers[heads], size)
         values[group][:, : left.shape[1]] = left
         outputs[heads, : left.shape[1]] = rights.mT
     wanted = [heads_of(x, count) for x in (read.theirs @ weight + bias).chunk(3, -1)[:2]]

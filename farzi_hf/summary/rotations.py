@@ -42,7 +42,8 @@ def _has_room_for(teacher: PreTrainedModel, model: PreTrainedModel) -> bool:
     """
     if type(teacher) is not GPT2LMHeadModel:
         return False
-    theirs, ours = teacher.config, model.config
+    theirs = teacher.config
+    ours = model.config
     is_known = (
         theirs.activation_function.startswith("gelu")
         and theirs.scale_attn_weights
@@ -105,7 +106,7 @@ class Rotation:
         return cls(cosines[0].double().cpu(), sines[0].double().cpu(), size)
 
     @property
-    def slow_first(self) -> Tensor:
+    def slowest_first(self) -> Tensor:
         """(d,): the coordinates of a head: those that do not rotate, and then pair by pair those
         that rotate slowest.
         """
@@ -150,7 +151,7 @@ def heads_of(x: Tensor, count: int) -> Tensor:
     return x.unflatten(-1, (count, -1)).transpose(1, 2)
 
 
-def with_one_left(
+def shared_factors(
     lefts: Sequence[Tensor], rights: Sequence[Tensor], rank: int
 ) -> tuple[Tensor, Tensor]:
     """A factor (w, r) that all of some products of (w, d) and (m, d) have, and the other factors of
@@ -195,8 +196,8 @@ def queries_and_keys(
     firsts = range(0, count, share)
     for group, first in enumerate(firsts):
         heads = slice(first, min(count, first + share))
-        left, rights = with_one_left(of_keys[heads], of_queries[heads], rotation.size)
-        slow = rotation.slow_first[: left.shape[1]]
+        left, rights = shared_factors(of_keys[heads], of_queries[heads], rotation.size)
+        slow = rotation.slowest_first[: left.shape[1]]
         keys[group][:, slow] = scale * left
         queries[heads, :, slow] = scale * rights
     groups = len(firsts)

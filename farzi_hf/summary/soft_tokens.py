@@ -340,11 +340,15 @@ def vocabulary_size(model: PreTrainedModel) -> int:
     return model.get_input_embeddings().weight.shape[0]
 
 
-def check_is_model(model: Any) -> None:
-    """Raises ValueError for what is no model of transformers, such as the name of one."""
+def check_is_model(model: Any, argument: str = "model") -> None:
+    """Raises ValueError for what is no model of transformers, such as the name of one.
+
+    Args:
+        argument: names it in the error.
+    """
     if not isinstance(model, nn.Module) or not hasattr(model, "get_input_embeddings"):
         raise ValueError(
-            f"model is a {type(model).__name__}, no model of transformers; give one, such as"
+            f"{argument} is a {type(model).__name__}, no model of transformers; give one, such as"
             " AutoModelForCausalLM.from_config(…)"
         )
 

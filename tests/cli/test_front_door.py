@@ -56,6 +56,9 @@ def test_one_command_ends_with_a_verdict_and_a_second_one_goes_on(tmp_path, caps
     main(["distil", "mine.txt", *OPTIONS])  # the same data go on in the same folder
     assert "left] " in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["farzi-mine"]
+    student = ["--output_dir", "student", "--steps", "2"]
+    main(["train", "farzi-mine", "--evaluate", "--data", "mine.txt", *student])
+    assert "\nVerdict: " in capsys.readouterr().out
     (tmp_path / "mine.txt").write_text("\n".join(lines[:-40]), encoding="utf-8")
     main(["suggest", "mine.txt", *OPTIONS])  # other data have another
     assert (tmp_path / "farzi-mine-2" / "config.yaml").is_file()
@@ -106,7 +109,16 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys):
         (["sample", "--output_dir", "taken"], "output_dir='taken' is not empty"),
         (["sample", "--config", "x.yaml"], "--config is for a run without DATA"),
         (["no-such.yaml"], "'no-such.yaml' is neither a file nor an example"),
-        ([], "DATA is missing"),
+        ([], "DATA is missing: give a file"),
+        (["-"], "DATA is '-', but standard input is not read: save it in a file"),
+        (["--minutes", "1", "sample"], "the first word is '--minutes', and options come after"),
+        (["sample", "--minutes", "inf"], "minutes=inf is not usable: give a positive number"),
+        (["sample", "--labels", "zz"], "labels='zz' is unknown; choose one of shared, own, te"),
+        (["https://x.y/z.txt"], "'https://x.y/z.txt' is an address, which is not fetched: downl"),
+        (
+            ["sample", "--learner", '{"model_type": "gpt2", "n_embd": -1}'],
+            r"learner=\{.*\} makes no model \(.*\): give arguments of AutoConfig",
+        ),
     ],
 )
 def test_wrong_words_are_named(tmp_path, words, message):

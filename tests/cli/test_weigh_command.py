@@ -241,6 +241,35 @@ def test_of_a_chat_the_answers_are_predicted(tmp_path):
     assert predicted is None
 
 
+def test_an_answer_that_stands_in_the_words_around_it_is_found_behind_them(tmp_path):
+    """Such as "a", which "assistant" begins with, or a word of the question."""
+    chat = [
+        {"role": "user", "content": "e"},
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "user : a ;"},
+        {"role": "assistant", "content": " a\n"},
+    ]
+    _, predicted, _ = read(tmp_path, [{"messages": chat}], template=TEMPLATE)
+    assert predicted == [["a", ";", "a", ";"]]
+
+
+def test_tools_that_a_chat_may_call_are_written_and_not_predicted(tmp_path):
+    template = "{% for t in tools or [] %}{{ t.name }} ; {% endfor %}" + TEMPLATE
+    chat = [{"role": "user", "content": "d"}, {"role": "assistant", "content": "e"}]
+    tools = [{"name": "e"}, {"name": "f"}]
+    rows = [
+        {"messages": chat, "tools": tools},
+        {"messages": chat, "tools": json.dumps(tools)},
+        {"messages": chat, "tools": None},
+    ]
+    ids, predicted, _ = read(tmp_path, rows, template=template)
+    words = ["user", ":", "d", ";", "assistant", ":", "e", ";"]
+    assert ids == [
+        ["<s>", *before, *words, "</s>"] for before in (["e", ";", "f", ";"],) * 2 + ([],)
+    ]
+    assert predicted == [["e", ";"]] * 3
+
+
 def test_of_a_prompt_and_a_completion_that_are_messages_the_answer_is_predicted(tmp_path):
     """As TRL has conversations: earlier answers stand in the prompt."""
     prompt = [

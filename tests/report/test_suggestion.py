@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import time
@@ -22,7 +23,6 @@ from farzi_hf.data import tokenize, word_tokenizer
 from farzi_hf.distillation.teacher import Pace, TeacherTraining
 from farzi_hf.report import search_trials, suggestion
 from farzi_hf.report.comparison import Comparison
-from farzi_hf.report.rows import on_summary
 from farzi_hf.report.search_trials import PACKINGS, SearchTrials
 from farzi_hf.report.suggestion import Search
 from farzi_hf.report.trials import Suggestion, Trial, leaderboard
@@ -149,7 +149,8 @@ def test_the_comparison_takes_the_student_of_the_trial(text, finished, monkeypat
     found = finished[1]
     trainer = trainer_of(found, text, farzi_data=found.summary)
     c = Comparison.of_trainer(trainer, text[0], num_students=1)
-    again = on_summary(c, "trained again")
+    after_a_second_start = replace(found, student=None)
+    again, _ = after_a_second_start.first_row("ours").measured(c)
     monkeypatch.setattr(Comparison, "on_summary_each", None)
     first = first_rows(c, found.first_row("ours"), found.long_row(c))[0]
     assert (first.nbytes, first.steps) == (again.nbytes, again.steps)
@@ -914,8 +915,14 @@ def test_a_teacher_whom_more_steps_gained_nothing_is_not_still_learning() -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"bytes": "10kB"}, r"^bytes='10kB' leaves no room: give a positive number, or leave it"),
-        ({"minutes": "a"}, r"^minutes='a' leaves no room: give a positive number"),
+        ({"bytes": "10kB"}, r"^bytes='10kB' is not usable: give a positive number, or leave it"),
+        ({"minutes": "a"}, r"^minutes='a' is not usable: give a positive number"),
+        ({"minutes": math.inf}, r"^minutes=inf is not usable: give a positive number"),
+        ({"minutes": -1.0}, r"^minutes=-1.0 is not usable: give a positive number"),
+        (
+            {"learner": {"model_type": "gru4rec", "hidden_size": -1}},
+            r"^learner=\{'model_type': 'gru4rec', 'hidden_size': -1\} makes no model \(.*\): give",
+        ),
         ({"task": "text"}, r"^task='text' is none; give LanguageModeling\(tokenizer\) or"),
         ({"dataset": [[1, 2]]}, r"^dataset is a list; give a datasets\.Dataset, or a DatasetDict"),
     ],

@@ -341,14 +341,9 @@ def test_numbers_that_are_not_finite_are_one_error(kind, name, value):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        (LLAMA, WEIGHTS[0]),
-        *(pytest.param(LLAMA, name, marks=slow) for name in WEIGHTS[1:]),
-        *((NEOX, name) for name in WEIGHTS),
-    ],
-    ids=named,
+    "name", [WEIGHTS[0], *(pytest.param(name, marks=slow) for name in WEIGHTS[1:])]
 )
+@of_both
 def test_huge_numbers_set_finite_ones_or_nothing(kind, name):
     ours = kind.student().float()
     with suppress(ValueError):
