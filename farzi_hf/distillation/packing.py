@@ -8,6 +8,7 @@ numbers small, so that they need few bits once they are coded by their entropy:
 A matrix has a scale for each of its columns. Vectors (biases, norms) are few, and stay as they are.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -48,6 +49,13 @@ class Packing:
     cuts: tuple[int, ...] = setting(
         (), "the same as teacher_cuts, of the steps in few bits", name="packing_cuts", start=[]
     )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.penalty < math.inf:
+            raise ValueError(
+                f"packing_penalty must be a finite number from 0 on, got {self.penalty!r}; 0 does"
+                " without it"
+            )
 
     def __call__(
         self,
