@@ -229,6 +229,7 @@ class FarziConfig(ConfigFields):
             (self.make_inner_optimizer, "inner optimizer, inner_…"),
             (self.make_adjoint, "adjoint"),
             (self.make_teacher_training, "teacher, teacher_…"),
+            (self.make_packing, "packing, packing_…"),
             (self.make_start, "start"),
             (lambda: made(PretrainedStarts, self, bank=None), "starts"),
             (lambda: self.summary_config(2, teacher=Vocabulary.small_learner), "summary"),

@@ -349,7 +349,10 @@ class Search:
         learner = teacher.found["learner"]
         names = ("storage", "packing_penalty", "packing_steps", "packing_cuts")
         of_packing = {name: packed.found[name] for name in names}
-        of_teacher = {name: teacher.found[name] for name in ("teacher_steps", "teacher_cuts")}
+        of_teacher = {
+            name: teacher.found[name]
+            for name in ("teacher_steps", "teacher_cuts", "teacher_counted_share")
+        }
         chosen = {**of_teacher, **of_packing, **student.found}
         config = self.trials.config(learner, self.output_dir, **chosen)
         packed_summary = FarziData.from_pretrained(self.trials.folder / packed.found["folder"])
@@ -409,6 +412,7 @@ class Search:
                 "minutes": self.minutes,
                 "learners": self.learners,
                 "seed": self.seed,
+                "counted_share": self.task.counted_share,
                 "fixed": {name: repr(value) for name, value in self.fixed.items()},
             }
         )

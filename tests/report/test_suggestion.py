@@ -697,6 +697,35 @@ def test_longer_students_are_tried_until_one_is_close_to_its_teacher(text, tmp_p
     )
 
 
+def test_teachers_of_few_steps_or_many_reads_learn_what_n_grams_predict(text, tmp_path):
+    trials = search(text, tmp_path).trials
+    rows = len(trials.splits["train"])
+    few = search_trials._FEW_STEPS
+    of_many_reads = search_trials._MANY_READS * rows / trials._rows_a_step
+    assert of_many_reads < few  # a small text
+    assert trials.counted_share(10) == trials.counted_share(20 * few) == 0.5
+    large = replace(trials, splits={**trials.splits, "train": range(10**6)})
+    assert large.counted_share(few) == 0.5
+    assert large.counted_share(few + 1) == 0
+    assert replace(large, wider=8).counted_share(few) == 0
+    items = replace(trials, task=Recommendation(["a", "b"]))
+    assert items.counted_share(10) == 0
+
+
+def test_a_share_of_counts_that_is_given_is_that_of_all_teachers(text, tmp_path):
+    fixed = {**FIXED, "teacher_counted_share": 0.25}
+    found = replace(search(text, tmp_path, learner=GPT2), fixed=fixed).run()
+    assert found.config.teacher_counted_share == 0.25
+    assert found.teacher[1].found["teacher_counted_share"] == 0.25
+
+
+def test_a_choice_has_the_share_of_counts_of_its_teacher(finished):
+    _, found = finished
+    assert found.config.teacher_counted_share == 0.5
+    assert "n-grams beside the next token" in found.teacher[1].why
+    assert any("n-grams beside the next token" in line for line in found.reasons())
+
+
 def test_steps_take_more_rows_on_a_gpu(text, tmp_path, monkeypatch):
     """As many as take a GPU no longer: see `Portions`. The rate grows with them."""
     monkeypatch.setattr(suggestion, "times_the_rows", lambda fixed: 4)

@@ -761,8 +761,11 @@ def test_rows_may_be_lists():
 def test_arguments_of_a_wrong_kind_are_named():
     with pytest.raises(ValueError, match=r"^frequencies must be 13 positive numbers"):
         FarziData.from_teacher(tiny_model("gpt2"), sequence_length=LENGTH, frequencies="abc")
-    with pytest.raises(ValueError, match=r"^num_rows='3' is not a length of an epoch"):
-        carried().as_dataset("3")
+    with pytest.raises(ValueError, match=r"^teacher is a str, no model of transformers; give one"):
+        FarziData.from_teacher("gpt2", sequence_length=LENGTH)
+    for length in ("3", True):
+        with pytest.raises(ValueError, match=rf"^num_rows={length!r} is not a length of an epoch"):
+            carried().as_dataset(length)
     with pytest.raises(ValueError, match=r"^indices must be an integer tensor .*, got \[0\]; pass"):
         carried()([0])
     with pytest.raises(ValueError, match=r"^processing_class='gpt2' is neither a tokenizer nor"):
