@@ -77,8 +77,8 @@ _MORE_STEPS = 1.25
 """Times the steps that fit into the seconds of a teacher, that are planned."""
 _FEWEST = 100
 """Steps of a teacher, however little time there is."""
-_FEW_STEPS = 1500
-"""Steps up to which a teacher is better with n-grams beside the next token."""
+_FEW_STEPS = 2500
+"""Planned steps up to which a teacher is better with n-grams beside the next token."""
 _MANY_READS = 5
 """Of each row, from which on it is, too."""
 _MOST_COUNTED = 5_000_000
