@@ -278,8 +278,10 @@ def text_rows(
             f"{source!r}: {after}, in all of {count_of(cut, 'row')}; raise --max_length, up to the"
             " positions of the model"
         )
+    if reading is None:
+        raise ValueError(f"{source!r} is empty: give a file with rows")
     if not ids:
-        is_whole = reading is None or isinstance(reading, WholeText)
+        is_whole = isinstance(reading, WholeText)
         named = f"text in {column or 'text'!r}" if is_whole else "something to predict"
         raise ValueError(f"{source!r} has no rows with {named}; name the --column")
     if cut:
@@ -352,7 +354,8 @@ def groups_of(rows: OwnRows, column: str | None) -> list[str] | None:
     if lacking:
         raise ValueError(
             f"--group {column!r}: row {lacking[0]} has none; its columns are"
-            f" {', '.join(map(repr, rows.own[lacking[0]]))}"
+            f" {', '.join(map(repr, rows.own[lacking[0]]))}; name one that all rows have, or give"
+            " each row a group, such as 'other'"
         )
     return [str(row[column]) for row in rows.own]
 

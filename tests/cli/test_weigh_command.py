@@ -305,6 +305,11 @@ def test_a_prompt_that_is_no_text_is_named_with_its_row(tmp_path):
         read(tmp_path, [row])
 
 
+def test_a_file_without_rows_is_called_empty(tmp_path):
+    with pytest.raises(ValueError, match=r"rows\.jsonl' is empty: give a file with rows"):
+        read(tmp_path, [])
+
+
 def test_a_message_may_have_no_content(tmp_path):
     """Such as one that calls a tool."""
     template = "{% for m in messages %}{{ m.role }} : {{ m.content | default('d') }} ; {% endfor %}"
@@ -365,7 +370,8 @@ def test_groups_and_targets_are_scored_and_printed(folder, tmp_path, capsys):
     with pytest.raises(SystemExit, match=r"--by_file: all rows are of 'data.jsonl'; give a folder"):
         main([*command, "--by_file", *how[:6], "--output_dir", str(tmp_path / "x")])
     with pytest.raises(
-        SystemExit, match="--group 'kind': row 0 has none; its columns are 'prompt'"
+        SystemExit,
+        match=r"--group 'kind': row 0 has none; its columns are 'prompt'.*such as 'other'",
     ):
         main([*command, "--group", "kind", *how[:6], "--output_dir", str(tmp_path / "x")])
     with pytest.raises(
