@@ -245,7 +245,7 @@ class Attribution:
             raise ValueError(
                 f"model differs from the replayed training by {difference:.2g} of its size, more"
                 f" than tolerance={tolerance}: give attribute() a Trainer with the same model,"
-                " arguments, data and seeds"
+                " arguments, data and seeds; or, if it computes in bf16, a larger tolerance"
             )
         return difference
 
