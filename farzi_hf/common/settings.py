@@ -284,7 +284,10 @@ def from_json(name: str, value: Any) -> Any:
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError as error:
-        raise ValueError(f"{name}={value!r} is not JSON: {error}") from None
+        raise ValueError(
+            f'{name}={value!r} is not JSON: {error}; write it as {{"name": value}}, such as'
+            ' {"model_type": "gpt2"} for a model'
+        ) from None
 
 
 def _number(name: str, value: Any) -> Any:

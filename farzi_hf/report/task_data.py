@@ -353,10 +353,7 @@ class TaskData:
 
 def _model(name: str, value: Any) -> dict[str, Any]:
     """The arguments of `AutoConfig.for_model`."""
-    try:
-        value = from_json(name, value)
-    except ValueError as error:
-        raise ValueError(f'{error}; write it as {{"model_type": "gpt2"}}') from None
+    value = from_json(name, value)
     if not isinstance(value, Mapping):
         raise ValueError(f"{name}={value!r} is not a mapping: write fields with their values")
     if "model_type" not in value:

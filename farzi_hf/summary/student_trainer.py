@@ -15,7 +15,7 @@ from farzi_hf.common.checks import check_rate
 from farzi_hf.data.seeds import seeded
 from farzi_hf.summary.soft_tokens import check_student, vocabulary_size
 from farzi_hf.summary.soft_training import attach_soft_inputs, soft_cross_entropy
-from farzi_hf.summary.teacher import sees_the_future
+from farzi_hf.summary.teacher import sees_the_future, whole
 
 if TYPE_CHECKING:
     import os
@@ -38,7 +38,7 @@ def _check_causal(model: PreTrainedModel) -> None:
     @torch.no_grad()
     def logits(some: Tensor) -> Tensor:
         with seeded():  # so that the same numbers are dropped
-            return model(input_ids=some).logits
+            return model(**whole(model, some)).logits
 
     try:
         sees = sees_the_future(logits, ids)
