@@ -78,7 +78,7 @@ settings.load_profile("farzi")
 _LONGEST = (
     "test_suggestion.py",
     "test_minutes.py",
-    "test_rotary_layers.py",
+    "test_rotations.py",
     "test_weigh.py",
     "test_carried_teacher.py",
     "test_attribute.py",

@@ -36,6 +36,23 @@ def test_the_makefile_names_tests_that_exist():
     assert [name for name in core if not (ROOT / "tests" / name).exists()] == []
 
 
+def test_pages_name_files_and_tests_that_exist():
+    """In what they print as code, but for blocks and for names with a part in capitals."""
+    tests = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    known = set(re.findall(r"def (test_\w+)", tests))
+    lost = []
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+        for name in re.findall(
+            r"`((?:farzi_hf|tests|recipes|docs)/[\w./-]+|test_(?:[a-z0-9]+_){2,}[a-z0-9]+)`", text
+        ):
+            is_there = (ROOT / name).exists() if "/" in name else name in known
+            is_example = re.search("[A-Z]{4}", name) is not None
+            if not is_there and not is_example:
+                lost.append(f"{page.name}: {name}")
+    assert lost == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_site_builds_and_names_everything_public(tmp_path):

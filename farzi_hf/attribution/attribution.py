@@ -463,8 +463,9 @@ def attribute(
             as the row's source. See `Attribution.group_scores`.
 
     Raises:
-        ValueError: the training cannot be replayed, a query has nothing to predict, or `resume_dir`
-            is of another training or other queries; the message says the remedy.
+        ValueError: the training cannot be replayed, a query has nothing to predict or ids that the
+            model does not know, or `resume_dir` is of another training or other queries; the
+            message says the remedy.
         FloatingPointError: the training diverged, or its derivative did.
     """
     check_rows("test_dataset", test_dataset)

@@ -222,7 +222,8 @@ def outer_steps(
         progress: a bar that counts gradients, of which this is a part; None shows one.
 
     Raises:
-        ValueError: the folder is of other trainings.
+        ValueError: a target has nothing to predict, or ids that the model does not know, or the
+            folder is of other trainings.
         FloatingPointError: a training diverged, or its derivative did.
     """
     state = Weighing(begin, torch.zeros(trainings.num_rows))

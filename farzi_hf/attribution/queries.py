@@ -27,7 +27,7 @@ class Queries(ABC):
     """
 
     unit: ClassVar[str]
-    """What its queries are, of several."""
+    """What an error calls several of them."""
 
     def __init__(self, replay: Replay) -> None:
         self.replay = replay

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 from transformers import Trainer
 
 from farzi_hf.attribution.weighted_training import RowTraining
+from farzi_hf.common.modules import copy_of
 from farzi_hf.data import IGNORED
 from farzi_hf.data.seeds import seeded
 from farzi_hf.distillation import Learner, Parameters
@@ -88,9 +89,11 @@ class Replay(RowTraining):
             " batches",
         )
         order = _order(trainer, loader)
+        _refuse(not order, "it takes no step; raise max_steps or num_train_epochs")
         # Without PEFT's class around it, as `Learner` has it.
         model = getattr(trainer.model, "get_base_model", lambda: trainer.model)()
         parameters = dict(model.named_parameters())
+        _check_all_inside(trainer.model, parameters)
         replay = cls(
             trainer=trainer,
             learner=_learner(trainer, model),
@@ -260,7 +263,7 @@ def _learner(trainer: Trainer, model: nn.Module) -> Learner:
     Args:
         model: it itself, without PEFT's class around it.
     """
-    learner = Learner(lambda: copy.deepcopy(trainer.model).cpu()).to(trainer.args.device)
+    learner = Learner(lambda: copy_of(trainer.model).cpu()).to(trainer.args.device)
     # `Learner` has taken the padding out of the embedding, whose row then trains. Here it trains as
     # the Trainer's does.
     padding = getattr(model.get_input_embeddings(), "padding_idx", None)
@@ -362,6 +365,21 @@ def _made(trainer: Trainer, steps: int) -> tuple[torch.optim.Optimizer, LRSchedu
     schedule = trainer.create_scheduler(steps, optimizer)
     trainer.optimizer, trainer.lr_scheduler, trainer._created_lr_scheduler = before
     return optimizer, schedule
+
+
+def _check_all_inside(whole: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+    """Raises ValueError if PEFT's class trains something that is not in the model, as the prompts of
+    prompt tuning.
+    """
+    inside = {id(x) for x in parameters.values()}
+    outside = [
+        name for name, x in whole.named_parameters() if x.requires_grad and id(x) not in inside
+    ]
+    _refuse(
+        bool(outside),
+        f"its adapter trains {', '.join(outside):.200}, which are not in the model; use one that"
+        " changes layers, such as LoRA",
+    )
 
 
 def _check_schedule(schedule: LRScheduler) -> None:

@@ -89,8 +89,9 @@ def weigh(
         rows that are left out, and 1 on average for the others.
 
     Raises:
-        ValueError: the training cannot be replayed or is not smooth enough, `keep` or `prior` does
-            not fit, or `resume_dir` is of another training.
+        ValueError: the training cannot be replayed, has a single row, or is not smooth enough; a
+            target has nothing to predict, or ids that the model does not know; `keep` or `prior`
+            does not fit; or `resume_dir` is of another training.
         FloatingPointError: a training diverged, or its derivative did.
     """
     check_size("outer_steps", outer_steps, 1)
@@ -139,8 +140,8 @@ def number_kept(keep: float | None, count: int) -> int:
     is_count = is_number and 1 <= keep <= count and keep == int(keep)
     if not is_count:
         raise ValueError(
-            f"keep={keep!r}: there are {count} rows; give a whole number of them, or a share below"
-            " 1, such as 0.1"
+            f"keep={keep!r}: there are {count} rows; give a whole number of them, or a share of at"
+            " most 1.0, such as 0.1"
         )
     return int(keep)
 

@@ -31,9 +31,9 @@ COMMANDS = {
     "export": (
         "write the teacher that a summary carries, or rows of it, for programs without this library"
     ),
-    "attribute": ("say which training rows, or users, made a model good or bad at other rows"),
-    "weigh": ("choose the rows, or users, to train a model on, so that it is good at a target"),
-    "push": "upload a summary to a dataset repository of the Hugging Face Hub",
+    "attribute": "say which training rows, or users, made a model good or bad at other rows",
+    "weigh": "choose the rows, or users, to train a model on, so that it is good at a target",
+    "push": "upload a summary to a dataset repository of the Hugging Face Hub, as one commit",
 }
 """A description of each command. The module of the same name has the function `command(argv)`."""
 
@@ -79,7 +79,8 @@ def wrapped(screen: str, indent: int = _COLUMN_OF_FRONT) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """The program `farzi`."""
     began = time.perf_counter()
-    is_program, argv = argv is None, list(sys.argv[1:] if argv is None else argv)
+    is_program = argv is None
+    argv = list(sys.argv[1:] if argv is None else argv)
     name, rest = (argv[0], argv[1:]) if argv else ("--help", [])
     if is_program and {"-h", "--help", "help"} & {name, *rest} and hasattr(signal, "SIGPIPE"):
         signal.signal(

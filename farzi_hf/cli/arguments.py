@@ -159,7 +159,8 @@ def example_configs() -> dict[str, Path]:
     """Example configs by name, from the installed distribution. If the package is not installed,
     from its checkout.
     """
-    installed, folder = [], Path(__file__).resolve().parents[2] / "recipes" / "configs"
+    installed = []
+    folder = Path(__file__).resolve().parents[2] / "recipes" / "configs"
     with suppress(PackageNotFoundError):
         installed = [
             Path(file.locate())

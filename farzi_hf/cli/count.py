@@ -47,7 +47,6 @@ _OF_DATA = (
 )
 """The settings of `RunSettings` that say how data are read."""
 _INTEGERS = ("vocab_size", "max_length", "min_interactions", "min_item_interactions")
-_COLUMNS = ("user_column", "item_column", "time_column")
 _USES = ("score", "generate", "recommend")
 _LAST = 3  # items of a history that are shown beside what is recommended
 
@@ -149,7 +148,9 @@ def _count(args: Namespace) -> None:
     choice: dict[str, Any] = {}
     if args.order is not None:
         if settings.task_class is not CountedText.tasks:
-            raise ValueError(f"--order {args.order} is for text, but {args.data!r} holds items")
+            raise ValueError(
+                f"--order {args.order} is for text, but {args.data!r} holds items; leave it out"
+            )
         choice["orders"] = [check_size("--order", args.order)]
     with redirect_stdout(sys.stderr):
         data = settings.load()
@@ -171,12 +172,15 @@ def _count(args: Namespace) -> None:
 
 
 def _score(counted: Counts, args: Namespace) -> None:
-    names = ("text_column", "rows") if isinstance(counted, CountedText) else _COLUMNS
+    columns = {name: getattr(args, name) for name in counted.columns}
     with redirect_stdout(sys.stderr):
-        rows = counted.sequences_of(args.score, **{name: getattr(args, name) for name in names})
+        rows = counted.sequences_of(args.score, **columns)
         rows = rows.filter(lambda row: len(row["input_ids"]) > 1)
         if not len(rows):
-            raise ValueError(f"--score {args.score!r} has no row with something to predict")
+            raise ValueError(
+                f"--score {args.score!r} has no row with something to predict; give rows of two"
+                " tokens, or of two items that were counted"
+            )
         metrics = counted.metrics_on(rows)
     print(f"{counted.model.name}: {counted.task.headline(metrics)}, on {len(rows):,} rows")
     print("\n".join(f"{name}: {value:.4g}" for name, value in metrics.items()))
@@ -184,7 +188,9 @@ def _score(counted: Counts, args: Namespace) -> None:
 
 def _generate(counted: Counts, args: Namespace) -> None:
     if not isinstance(counted, CountedText):
-        raise ValueError(f"--generate is for text, but {args.data!r} counts items")
+        raise ValueError(
+            f"--generate is for text, but {args.data!r} counts items; give --recommend FILE"
+        )
     texts = counted.generate(
         check_size("--generate", args.generate),
         prompt=args.prompt,
@@ -197,8 +203,10 @@ def _generate(counted: Counts, args: Namespace) -> None:
 
 def _recommend(counted: Counts, args: Namespace) -> None:
     if not isinstance(counted, CountedItems):
-        raise ValueError(f"--recommend is for items, but {args.data!r} counts text")
-    columns = {name: getattr(args, name) for name in _COLUMNS}
+        raise ValueError(
+            f"--recommend is for items, but {args.data!r} counts text; give --generate N"
+        )
+    columns = {name: getattr(args, name) for name in counted.columns}
     with redirect_stdout(sys.stderr):
         found = load_interactions(args.recommend, min_interactions=1, **columns)
         if args.user:

@@ -36,7 +36,7 @@ from farzi_hf.report import BASELINES, Comparison, Measured, RunSettings, TaskDa
 from farzi_hf.report.full_data import FULL, LONG, SAME_SECONDS
 from farzi_hf.report.plots import plot_comparison, plot_distillation, plot_tokens
 from farzi_hf.report.rendering import cost, distillation_seconds, environment, provenance, ratios
-from farzi_hf.report.rows import carrier_of, on_summary, under_stock_trainer
+from farzi_hf.report.rows import NewRow, carrier_of, on_summary, under_stock_trainer
 from farzi_hf.report.tables import fitted, listed, markdown, save_csv, save_text
 from farzi_hf.report.trials import CountingWins, Suggestion
 from farzi_hf.report.verdict import Verdict, first_rows
@@ -44,7 +44,8 @@ from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import INPUTS, LABELS
 from farzi_hf.tasks import ResultRow, Task
 
-RESULTS, START = "results.json", "start.json"
+RESULTS = "results.json"
+START = "start.json"
 FIGURES = ("distillation", "comparison", "tokens")
 
 
@@ -278,9 +279,10 @@ class Distillation:
         if not self.whole:
             name = "".join(self._name)
             if self.chosen is None:
-                return first_rows(self.comparison, name)
+                return first_rows(self.comparison, NewRow(name))
             long = self.chosen.long_row(self.comparison)
-            return first_rows(self.comparison, name, long, self.chosen.due, self.chosen.student)
+            ours = self.chosen.first_row(name)
+            return first_rows(self.comparison, ours, long, self.chosen.due)
         students = self.students(before)
         return [*students, *self.baselines(students[0])]
 

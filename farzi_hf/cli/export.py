@@ -30,8 +30,10 @@ from farzi_hf.data.seeds import Purpose, check_seed, derive
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.reading import hardened
 
-_PROBABILITIES, _ROWS = 2**24, 1000
+_PROBABILITIES = 2**24
 """The most that exist at the same time."""
+_ROWS = 1000
+"""The most that are made at the same time."""
 
 
 def command(argv: Sequence[str]) -> None:
@@ -116,7 +118,9 @@ def rows_of(farzi: FarziData, count: int, top_k: int, seed: int) -> Iterator[pa.
     """The rows as tables. Stored sequences come in turn, again and again; other rows are those of
     `FarziData.as_dataset(seed=seed)`.
     """
-    config, source, vocabulary = farzi.config, farzi.endless(seed), farzi.vocabulary
+    config = farzi.config
+    source = farzi.endless(seed)
+    vocabulary = farzi.vocabulary
     names = vocabulary.names(config.vocab_size) if vocabulary.named else None
     step = max(1, min(_ROWS, _PROBABILITIES // (config.sequence_length * config.vocab_size)))
     for first in range(0, count, step):

@@ -29,7 +29,8 @@ USAGE = (
     "farzi distil DATA [--bytes 200kB] [--minutes 10] [--go_on] [--compare] [--dry_run]"
     " [--FIELD VALUE …]"
 )
-TRIALS, CONFIG = "trials", "config.yaml"
+TRIALS = "trials"
+CONFIG = "config.yaml"
 _HOW_TO_READ = (
     "How to read the lines below: a teacher is a small model that trains on your data; packed into"
     " few bits a number (coded6: at most six), it is the summary. A student is a new model that"

@@ -5,6 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from farzi_hf.cli import COMMANDS
 from farzi_hf.cli.arguments import CommandParser
 from farzi_hf.cli.program import ends_in_one_line, summary_at
 from farzi_hf.common.checks import check_licence_name
@@ -20,9 +21,7 @@ _OF_MEMORY = (
 
 def command(argv: Sequence[str]) -> None:
     """Uploads the artefact as one commit, and prints its address."""
-    parser = CommandParser(
-        "farzi push", description="Uploads a summary to a dataset repository, as one commit."
-    )
+    parser = CommandParser("farzi push", description=COMMANDS["push"])
     parser.add_argument("summary", help="folder of the summary")
     parser.add_argument(
         "repo", help="the dataset repository, user/farzi-…; created if it does not exist"

@@ -72,7 +72,8 @@ def check_outputs(
             written it, or somebody else; or a file has the name of a needed folder.
     """
     # Our recipes begin with a line, and our JSON files have keys, that no others have.
-    ours, before = False, None
+    ours = False
+    before = None
     if "recipe.yaml" in names:
         with suppress(OSError, ValueError):
             content = read_plain_file(folder / "recipe.yaml", YAML_BYTES)

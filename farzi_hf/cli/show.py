@@ -13,8 +13,12 @@ from farzi_hf.report.tables import fitted
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import Forms
 
-_ROWS, _COLUMNS, _CELL = 50, 20, 60
-"""Of the table of results that is printed: the most rows, columns, and letters of a cell."""
+_ROWS = 50
+"""The most that are printed of a table of results."""
+_COLUMNS = 20
+"""The most of such a table."""
+_CELL = 60
+"""The most letters of a cell."""
 
 
 def command(argv: Sequence[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -15,8 +14,10 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
 import farzi_hf.models  # noqa: F401
+from farzi_hf.cli import COMMANDS
 from farzi_hf.cli.arguments import CommandParser
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory, summary_at
+from farzi_hf.common.checks import check_rate
 from farzi_hf.common.files import is_taken
 from farzi_hf.common.settings import from_json
 from farzi_hf.data import vocabulary_of
@@ -24,7 +25,7 @@ from farzi_hf.data.seeds import check_seed
 from farzi_hf.distillation.learner_model import check_causal, readable_positions
 from farzi_hf.models.base import check_fields
 from farzi_hf.report import Comparison, Measured, TaskData, Verdict
-from farzi_hf.report.rows import full_long, prediction_of
+from farzi_hf.report.rows import GivenRow, full_long, prediction_of
 from farzi_hf.report.verdict import first_rows
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.store.untrusted import learner_config
@@ -72,9 +73,7 @@ def command(argv: Sequence[str]) -> None:
 
 def arguments(argv: Sequence[str]) -> Namespace:
     """The arguments of `farzi train`."""
-    parser = CommandParser(
-        "farzi train", description="Trains a model on a summary with the settings that it carries."
-    )
+    parser = CommandParser("farzi train", description=COMMANDS["train"])
     parser.add_argument("summary", help="folder, or dataset repository of the Hub, user/farzi-…")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
     parser.add_argument(
@@ -89,14 +88,14 @@ def arguments(argv: Sequence[str]) -> Namespace:
     parser.add_argument(
         "--learning_rate",
         type=float,
-        help="(default: the summary's own, or a quarter of it for a model as wide as the carried"
-        " teacher that begins with its layers)",
+        help="(default: the summary's own, or a quarter of it for a model at least as wide as the"
+        " carried teacher that begins with its layers; a parallel residual takes it whole)",
     )
     parser.add_argument(
         "--start",
         choices=STUDENT_STARTS,
-        help="begin with the tables of the carried teacher, or at random (default: as the summary"
-        " says)",
+        help="begin with the tables of the carried teacher, and its layers where they fit, or at"
+        " random (default: as the summary says)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of weights and order of the data (default: 0)"
@@ -118,10 +117,8 @@ def check(args: Namespace) -> None:
     """Raises ValueError if arguments do not fit each other, or the folder is taken."""
     if args.steps is not None and args.steps < 1:
         raise ValueError(f"--steps {args.steps} trains nothing: give at least 1")
-    if args.learning_rate is not None and not 0 < args.learning_rate < math.inf:
-        raise ValueError(
-            f"--learning_rate {args.learning_rate} trains nothing: give a number such as 0.01"
-        )
+    if args.learning_rate is not None:
+        check_rate("--learning_rate", args.learning_rate)
     for name in ("data_dir", "data", "tokenizer"):
         value = getattr(args, name)
         if value is not None and not args.evaluate:
@@ -217,5 +214,5 @@ def verdict(farzi: FarziData, data: TaskData, trainer: Trainer, seconds: float) 
     )
     # All data are trained on as the recipe says, so the row is that of the distillation.
     long = full_long(replace(c, num_students=1))
-    measured = first_rows(c, ours, long)
+    measured = first_rows(c, GivenRow(ours), long)
     return Verdict.of(c, measured, farzi.results.metrics.get("distillation_seconds"))

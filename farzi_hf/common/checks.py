@@ -1,6 +1,7 @@
 """Checks of arguments, and what their errors say."""
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
@@ -24,6 +25,18 @@ def check_size(name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> 
     if value > most:
         raise ValueError(f"{name} must be an integer of at most {most:,}, got {value!r:.200}")
     return int(value)
+
+
+def check_rate(name: str, value: Any) -> float:
+    """A learning rate as a float.
+
+    Raises:
+        ValueError: it is not a finite number above 0.
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:
+        raise ValueError(f"{name} {value!r:.200} trains nothing: give a number such as 0.01")
+    return float(value)
 
 
 def check_licence_name(name: str, value: str | None) -> None:

@@ -7,7 +7,7 @@ import unicodedata
 import warnings
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import cache
 
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontEntry, FontProperties, fontManager, get_font
@@ -20,7 +20,9 @@ logger = logging.getLogger(__name__)
 _NO_TEXT = ("Last Resort", "STIXNonUnicode", "STIXSize", "cm", "DejaVu Math")
 """Beginnings of the names of fonts that have boxes in place of characters, or signs of formulas."""
 _UNSEEN = ("Cc", "Cf", "Cs", "Mn", "Zl", "Zp", "Zs")
-"""Categories of characters that nobody misses: controls, joiners, variation selectors, blanks."""
+"""Categories of characters for which no font is looked for: controls, joiners and blanks cannot be
+seen, and marks come with the font of their letters.
+"""
 _SHOWN = 10
 """Characters in a message."""
 
@@ -59,7 +61,7 @@ def fonts_of(figure: Figure) -> Iterator[None]:
         yield
 
 
-@lru_cache
+@cache
 def _fonts() -> dict[str, FontEntry]:
     """A plain font of each family on this machine, by the name of the family."""
     fonts: dict[str, FontEntry] = {}

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 
 from farzi_hf.common.checks import check_size
-from farzi_hf.common.text import count_of, reason, terminal_text
+from farzi_hf.common.text import count_of, terminal_text
 from farzi_hf.data.columns import NAMES
 from farzi_hf.data.item_lists import is_text
 from farzi_hf.data.readers import SOURCES, read_own
@@ -26,7 +26,7 @@ from farzi_hf.data.samples import SampleCatalogue
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.data.sequences import SPLITS, in_memory
 from farzi_hf.data.tables import columns_read
-from farzi_hf.data.text_tables import INTEGER
+from farzi_hf.data.times import times_of
 
 logger = logging.getLogger(__name__)
 
@@ -199,9 +199,10 @@ def load_interactions(
     An ambiguous value is refused; nothing is guessed. Ids stay as they are: the texts 007 and 7 are
     two users. In a text file, ids are numbers if the whole column holds plain integers, else all
     are text; a warning names two texts, such as 1 and 1.0, that would be the same number.
-    Timestamps are integers, finite numbers, dates and datetimes, or text with numbers or ISO 8601
-    dates and times. A row may also list the items of a user. Users and items that are left out are
-    logged in one line.
+    Timestamps are integers, finite numbers, dates and datetimes, or text with numbers, ISO 8601
+    dates and times, or dates of one form such as 12/31/2020 11:59 PM (`data.times.WRITTEN`), if
+    they show which number is the month. A row may also list the items of a user. Users and items
+    that are left out are logged in one line.
 
     Args:
         name: "ml-100k" (file `u.data`) or "magazine" (`Magazine_Subscriptions.csv`: Amazon's own,
@@ -317,7 +318,10 @@ class _NumberedRows:
         if len(rows.users) == 0:
             most = np.bincount(self.users).max()
             filters = f"min_interactions={least.users}{least.of_items(' with')}"
-            raise ValueError(f"{filters} leaves no user: the most active one has {most}")
+            raise ValueError(
+                f"{filters} leaves no user: the most active one has {most}; give less"
+                " (--min_interactions and --min_item_interactions on the command line)"
+            )
         if len(rows.users) < len(self.users):
             _say_left_out(self, rows, least, source)
         return rows
@@ -366,7 +370,7 @@ def _rows(table: pa.Table, source: Any) -> _NumberedRows:
     return _NumberedRows(
         users=user_numbers,
         items=item_numbers,
-        times=_times(times, time_name, source),
+        times=times_of(times, time_name, source),
         parts=parts,
         item_ids=item_ids,
         user_ids=user_ids,
@@ -425,7 +429,8 @@ def _ids(column: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
     if pa.types.is_large_string(column.type) or pa.types.is_integer(column.type):
         return column
     raise ValueError(
-        f"{source}: column {name!r} is of type {column.type}: give ids as integers or text"
+        f"{source}: column {name!r} is of type {column.type!s:.80}: give ids as integers or"
+        " text, one a row"
     )
 
 
@@ -439,46 +444,3 @@ def _numbered(ids: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
     different, places = np.unique(dictionary, return_inverse=True)
     narrow = places.astype(np.min_scalar_type(len(places)))
     return narrow[encoded.indices.to_numpy()], different.tolist()
-
-
-_DATES = [pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC")]
-"""Microseconds come before nanoseconds, which end in 2262. All of a column have a zone, or none."""
-_FORMS = "give integers, finite numbers, dates, or ISO 8601 text such as 2020-12-31T23:59:59"
-
-
-def _times(column: pa.ChunkedArray, name: str, source: Any) -> np.ndarray:
-    """Numbers or NumPy's datetimes (n,). Text is read as integers, as dates and times, or as other
-    numbers, whichever reads all of it.
-    """
-    times = _read_as(_kinds_of_times(column), column, name, source)
-    is_time = times.dtype.kind in "iufM"  # an integer, a float or a date
-    if not is_time or not np.isfinite(times).all():
-        raise ValueError(
-            f"{source}: column {name!r} of type {column.type} has values without a time: {_FORMS}"
-        )
-    return times
-
-
-def _kinds_of_times(column: pa.ChunkedArray) -> list[pa.DataType]:
-    """The types that a column of times may have, the first choice first."""
-    if not pa.types.is_large_string(column.type):
-        return [column.type]
-    # Arrow alone would read 0x10 as an integer.
-    if pc.all(pc.match_substring_regex(column, INTEGER)).as_py():
-        return [pa.int64()]
-    return [*_DATES, pa.float64()]
-
-
-def _read_as(
-    kinds: Sequence[pa.DataType], column: pa.ChunkedArray, name: str, source: Any
-) -> np.ndarray:
-    """The column as the first of these types that reads all of it."""
-    errors = []
-    for kind in kinds:
-        try:
-            return column.cast(kind).to_numpy()
-        except pa.ArrowInvalid as error:
-            errors.append(error)
-    raise ValueError(
-        f"{source}: column {name!r} cannot be read as times ({reason(errors[0])}): {_FORMS}"
-    )

@@ -219,8 +219,6 @@ def load_text(
     is_tokenizer = tokenizer is None or isinstance(tokenizer, str | os.PathLike)
     if not is_tokenizer and not hasattr(tokenizer, "get_vocab"):
         raise ValueError(f"tokenizer={tokenizer!r:.200} is none; give one, its name or its folder")
-    if rows not in (None, "line", "paragraph"):
-        raise ValueError(f"rows={rows!r} is unknown: give line or paragraph, or leave it out")
     streams = partial(stream_of, path_or_repo, data_dir, name=name, split=split, revision=revision)
     files = find_files(path_or_repo, data_dir)
     kind = None if files is None else kind_of(files.splits)
@@ -274,11 +272,18 @@ Streams = Callable[..., Mapping[str, IterableDataset]]
 def _reading(
     streams: Streams, source: str | Path, column: str | None, kind: str | None, rows: str | None
 ) -> _Reading:
-    """How a source is read, of which the arguments are those of `load_text`.
+    """How a source is read.
 
     Args:
+        streams: its rows.
+        column, rows: as in `load_text`.
         kind: of its files, see `kind_of`.
+
+    Raises:
+        ValueError: `rows` is unknown, or there is no column of text.
     """
+    if rows not in (None, "line", "paragraph"):
+        raise ValueError(f"rows={rows!r} is unknown: give line or paragraph, or leave it out")
     if kind == "text":
         return _plain_text(streams, source, rows)
     column = _column_to_read(streams, source, column, kind)
@@ -294,6 +299,9 @@ def first_texts(
     Args:
         tokenizer: writes out chats.
         column, rows: as in `load_text`, found in the same way.
+
+    Raises:
+        ValueError: as `load_text`, if the rows cannot be read.
     """
     kind = kind_of(files_of(source))
     reading = _reading(partial(stream_of, source), source, column, kind, rows)
@@ -380,8 +388,15 @@ def _text_column(head: Columns, source: Any, given: str | None = None) -> str:
         if len(names) == 1:
             return next(iter(names))
     columns = ", ".join(map(str, head)) or "(none: it is empty)"
-    wrong = f"no {given!r}" if given else "none that must be the text"
-    raise ValueError(f"{source} has columns {columns}, and {wrong}: {_OPTIONS}")
+    sentences = [name for name in head if name in of_sentences]
+    if given:
+        wrong = f"no {given!r}: {_OPTIONS}"
+    elif len(sentences) > 1:
+        shown = ", ".join(sentences)
+        wrong = f"several hold text ({shown}): write them together in a column text, or {_OPTIONS}"
+    else:
+        wrong = f"none that must be the text: {_OPTIONS}"
+    raise ValueError(f"{source} has columns {columns}, and {wrong}")
 
 
 def _numbers_of_words(values: Sequence[Any]) -> list[int]:
@@ -517,7 +532,7 @@ def _chat_text(messages: list[dict[str, Any]], template: ChatTemplate, where: st
     if not template.is_there:
         raise ValueError(
             f"{where} holds chats, for a tokenizer's template, but {named} has none: give that of a"
-            " chat model"
+            " chat model (--tokenizer on the command line), or write each chat into a column text"
         )
     try:
         text = template.text(messages).strip()

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _SHARE = 0.05  # of the different rows, for validation and for test
 _FEW_ROWS = 100
+_LONG_ROW = 2000  # characters: more than a paragraph has
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def split_texts(parts: Mapping[str, Sequence[str]], source: Any) -> TextSplits:
     given_train = rows["train"]
     missing = [part for part in ("test", "validation") if part not in parts]
     different = np.unique(given_train.hashes)
-    _check_number(len(different), len(missing), source)
+    _check_number(len(different), len(missing), given_train.texts, source)
     rows.update(_taken_from(given_train, different, missing))
     duplicates = 0
     for part in SPLITS[1:]:
@@ -92,10 +93,16 @@ def split_texts(parts: Mapping[str, Sequence[str]], source: Any) -> TextSplits:
     return TextSplits(texts, _origin(missing), duplicates)
 
 
-def _check_number(different: int, missing: int, source: Any) -> None:
+def _check_number(different: int, missing: int, texts: Sequence[str], source: Any) -> None:
     """Raises ValueError if a split would be empty, and warns if it has few rows."""
     if different <= missing:
         remedy = "give at least 3, or files train.txt, valid.txt and test.txt"
+        longest = max(map(len, texts), default=0)
+        if longest >= _LONG_ROW:
+            remedy += (
+                f"; the longest has {longest:,} characters, so break it into lines (of a table:"
+                " rows), a sentence or a paragraph each"
+            )
         raise ValueError(
             f"{source} holds {different} different rows of text that are not blank: {remedy}"
         )

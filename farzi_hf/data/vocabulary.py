@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
@@ -201,7 +201,7 @@ def vocabulary_of(processing_class: Any) -> Vocabulary:
         return Vocabulary()
     if hasattr(processing_class, "get_vocab"):
         return TokenVocabulary(processing_class)
-    is_no_list = isinstance(processing_class, str | bytes | Mapping)
+    is_no_list = isinstance(processing_class, str | bytes | Mapping | Set)
     if is_no_list or not hasattr(processing_class, "__len__"):
         raise ValueError(
             f"processing_class={processing_class!r:.200} is neither a tokenizer nor a list of"

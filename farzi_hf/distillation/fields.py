@@ -46,14 +46,15 @@ class ConfigFields(TrainingArguments):
         default=None,
         metadata={
             "help": (
-                "how students begin: with the tables of the carried teacher, or at random; "
-                "by default teacher, or random where there are outer steps: random | teacher"
+                "how students begin: with the carried teacher's tables, and its layers where "
+                "they fit, or at random; by default teacher, or random where there are outer "
+                "steps: random | teacher"
             )
         },
     )
-    """How students begin: with the tables of the carried teacher, or at random; by default
-    teacher, or random where there are outer steps: random | teacher. Read with
-    `labels=teacher`.
+    """How students begin: with the carried teacher's tables, and its layers where they fit, or
+    at random; by default teacher, or random where there are outer steps: random | teacher.
+    Read with `labels=teacher`.
     """
 
     inputs: str | None = field(

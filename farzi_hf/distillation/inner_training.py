@@ -42,8 +42,8 @@ class SyntheticTraining:
         window: only the last `window` of the T steps are differentiated; None differentiates all.
         adjoint: the method of differentiation; None leaves the choice to `unroll`.
         torch_compile: whether the steps are compiled, as in `unroll`.
-        lr_scheduler_type: the learning rate over the steps of a training, one of `LR_SCHEDULES`; it
-            rises for `warmup_steps` before.
+        lr_scheduler_type: the learning rate over the steps of a training, one of `LR_SCHEDULES`.
+        warmup_steps: steps in which the rate rises first, from 0.
         student_start: how students begin.
         lowers_rate: whether students take only as much of the learning rate as their start wants.
     """
@@ -164,7 +164,8 @@ class SyntheticTraining:
             if self.torch_compile or self.batch_size is None:
                 raise ValueError(
                     f"torch_compile={self.torch_compile}, synthetic_batch_size={self.batch_size}:"
-                    " made rows need a size, and plain code"
+                    " rows that are made for each step need their number, and are not compiled;"
+                    " give synthetic_batch_size, and torch_compile=False"
                 )
             return self.forms.endless(summary, seed)
         rows = minibatches(self.forms.count(summary), self.batch_size, steps, seed)

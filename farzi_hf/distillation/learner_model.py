@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from farzi_hf.common.modules import copy_of
 from farzi_hf.common.text import reason
 from farzi_hf.data.seeds import seeded
 from farzi_hf.summary.teacher import no_padding
@@ -181,7 +182,7 @@ def readable_positions(model: PreTrainedModel, length: int) -> int:
         return length
     # After an index beyond a table, the process could not use its GPU again.
     if model.device.type != "cpu":
-        model = copy.deepcopy(model).cpu()
+        model = copy_of(model).cpu()
 
     def fails(positions: int) -> bool:
         ids = torch.full((1, positions), no_padding(model.config))

@@ -221,7 +221,7 @@ class TrainingRun(TrainerCallback):
             why = "".join(f"; of {name}: {flaw}" for name, flaw in flaws.items())
             raise ValueError(
                 f"resume_from_checkpoint=True, but output_dir={str(folder)!r} has no complete"
-                f" checkpoint{why}"
+                f" checkpoint{why}; leave resume_from_checkpoint out, and the run begins anew"
             )
         chosen = last if takes_last else resume_from_checkpoint or None
         checkpoint = None if chosen is None else str(chosen)

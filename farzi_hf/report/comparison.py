@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from farzi_hf.report.task_data import TaskData
 
 _LOGITS = 2**27  # of a batch of an evaluation, which takes three times as much
-_DRAWS, _NEAR = 4, 0.01
-"""How often the number of sequences with so many bytes is corrected, and how near it then is."""
+_DRAWS = 4
+"""How often the number of sequences that have so many bytes is corrected, at most."""
+_NEAR = 0.01
+"""The share of these bytes that may be missing in the end."""
 Student = Callable[[Mapping[str, Tensor]], Tensor]
 """A trained model: a function from a batch to logits (b, L, V)."""
 
@@ -127,7 +129,8 @@ class Comparison(Students):
             device: by default the first GPU, if there is one.
             settings: other arguments of the class.
         """
-        length, inner = farzi.config.sequence_length, farzi.config.inner
+        length = farzi.config.sequence_length
+        inner = farzi.config.inner
         seed = data.seeds(farzi.results.recipe.get("seed", 42))[0]
         config = config or data.task.learner_config(data.settings.learner, length)
         training = SyntheticTraining.of(inner, farzi.forms)
@@ -281,7 +284,8 @@ class Comparison(Students):
         statistic: Callable[[Tensor, Mapping[str, Tensor]], Tensor],
     ) -> list[np.ndarray]:
         """`statistic(logits, batch)` of each row."""
-        found, longest = [], flatten_sequences(rows)[1].max(initial=1)
+        found = []
+        longest = flatten_sequences(rows)[1].max(initial=1)
         size = int(np.clip(_LOGITS // (longest * self.learner.vocab_size), 1, self.batch_size))
         for start in range(0, len(rows), size):
             batch = self.task.collator(as_rows(rows[start : start + size]))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -73,6 +73,8 @@ class Counts:
     tasks: ClassVar[type[Task]]
     uses: ClassVar[str]
     """What `farzi count` does with it, in words."""
+    columns: ClassVar[tuple[str, ...]]
+    """The arguments of `sequences_of` that say how a file is read."""
 
     def __init__(
         self,
@@ -80,7 +82,8 @@ class Counts:
         processing_class: Any = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        self.model, self.processing_class = model, processing_class
+        self.model = model
+        self.processing_class = processing_class
         self.metrics = dict(metrics or {})
 
     @property
@@ -90,7 +93,14 @@ class Counts:
 
     @abstractmethod
     def sequences_of(self, source: str | Path, **columns: str | None) -> Dataset:
-        """The rows of a file as `input_ids` of this vocabulary."""
+        """The rows of a file as `input_ids` of this vocabulary.
+
+        Args:
+            columns: each by its name in `columns`; what is not given is found.
+
+        Raises:
+            ValueError: the file has no row that this model can read.
+        """
 
     def metrics_on(self, sequences: Dataset) -> dict[str, float]:
         """The task's metrics on whole rows with `input_ids`."""
@@ -189,8 +199,10 @@ class CountedText(Counts):
     ```
     """
 
-    models, tasks = KneserNey, LanguageModeling
+    models = KneserNey
+    tasks = LanguageModeling
     uses = "--score FILE or --generate N"
+    columns = ("text_column", "rows")
 
     @property
     def tokenizer(self) -> Any:
@@ -207,7 +219,8 @@ class CountedText(Counts):
         Raises:
             ValueError: `texts` is no list of texts, or empty.
         """
-        found = [] if isinstance(texts, str) else list(texts)
+        is_list = isinstance(texts, Iterable) and not isinstance(texts, str)
+        found = list(texts) if is_list else []
         if not found or not all(isinstance(text, str) for text in found):
             raise ValueError(f"texts={texts!r:.200}: give a list of one text or more")
         return self.model.log_probabilities(ids_of(self.tokenizer, found))
@@ -235,16 +248,19 @@ class CountedText(Counts):
             return []
         return tokenizer.batch_decode(rows, skip_special_tokens=True)
 
-    def sequences_of(self, source: str | Path, **columns: str | None) -> Dataset:
+    def sequences_of(
+        self, source: str | Path, *, text_column: str | None = None, rows: str | None = None
+    ) -> Dataset:
         """The rows of a text that are not blank.
 
         Args:
-            columns: `text_column` and `rows`, as of `load_text`, found in the same way.
+            text_column, rows: the `column` and the `rows` of `load_text`, found in the same way.
+
+        Raises:
+            ValueError: there are none, or they cannot be read.
         """
-        how = (columns.get("text_column"), columns.get("rows"))
-        texts = first_texts(source, self.tokenizer, *how)
-        rows = ids_of(self.tokenizer, texts)
-        kept = [row for row in rows if len(row) > 1]
+        texts = first_texts(source, self.tokenizer, text_column, rows)
+        kept = [ids for ids in ids_of(self.tokenizer, texts) if len(ids) > 1]
         if not kept:
             raise ValueError(
                 f"{str(source)!r} has no rows with text: give another file, or name its text_column"
@@ -261,8 +277,10 @@ class CountedItems(Counts):
     ```
     """
 
-    models, tasks = SequenceRules, Recommendation
+    models = SequenceRules
+    tasks = Recommendation
     uses = "--score FILE or --recommend FILE"
+    columns = ("user_column", "item_column", "time_column")
 
     @property
     def names(self) -> list[str]:
@@ -305,7 +323,8 @@ class CountedItems(Counts):
 
     def histories_of(self, interactions: Interactions) -> list[list[int]]:
         """The histories of interactions in this model's ids, without items that were not counted."""
-        places, names = _first_places(self.names), interactions.vocabulary
+        places = _first_places(self.names)
+        names = interactions.vocabulary
         if names == self.names:  # several items may have one name
             return [[int(item) for item in row] for row in interactions.sequences]
         return [
@@ -344,7 +363,8 @@ def count(
     """
     splits = {name: with_ids(task, rows) for name, rows in dataset.items()}
     vocab_size = task.learner_config(task.learners[0], 8).vocab_size
-    best, table = None, []
+    best = None
+    table = []
     parts = (splits["train"], vocab_size, splits["validation"])
     for model in task.counts.candidates(*parts, **settings):
         row = {"method": model.name, "choice": model.choice}
@@ -376,7 +396,8 @@ def _loaded(artefact: ArtefactFolder) -> CountedText | CountedItems:
             f"{path} is the config of a {given!r:.80}, not of a counted model; name one that farzi"
             " count has written"
         )
-    kind, settings = config.get("kind"), config.get("settings")
+    kind = config.get("kind")
+    settings = config.get("settings")
     if not isinstance(kind, str) or kind not in KINDS or not isinstance(settings, dict):
         raise ValueError(
             f"{path} has kind={kind!r:.80}: choose a file with one of {', '.join(KINDS)}, and its"

@@ -4,6 +4,8 @@ to compare with.
 
 import os
 import tempfile
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,11 +56,54 @@ class TriedStudent:
     seconds: float
     """Of its training."""
 
-    def row(self, c: Comparison, method: str) -> Measured:
-        """What `on_summary` gives for one student, without its training."""
-        student = partial(c.learner.logits, self.params)
-        found = c.trained(method, lambda _: student, range(1), c.farzi.nbytes, c.steps)
-        return replace(found, seconds=self.seconds)
+
+class FirstRow(ABC):
+    """Who makes the first row of a comparison, that of a student on the summary. The other rows
+    take its seconds as theirs.
+    """
+
+    @abstractmethod
+    def measured(self, c: Comparison) -> tuple[Measured, float]:
+        """The row, and the seconds that measuring its student took; 0 if that was done before."""
+
+
+@dataclass(frozen=True)
+class GivenRow(FirstRow):
+    """A row that is there already."""
+
+    row: Measured
+
+    def measured(self, c: Comparison) -> tuple[Measured, float]:
+        return self.row, 0.0
+
+
+@dataclass(frozen=True)
+class TriedRow(FirstRow):
+    """The row of a student that a trial has trained: what `NewRow` makes, without the training."""
+
+    method: str
+    """The name of the row."""
+    student: TriedStudent
+
+    def measured(self, c: Comparison) -> tuple[Measured, float]:
+        began = time.perf_counter()
+        student = partial(c.learner.logits, self.student.params)
+        row = c.trained(self.method, lambda _: student, range(1), c.farzi.nbytes, c.steps)
+        return replace(row, seconds=self.student.seconds), time.perf_counter() - began
+
+
+@dataclass(frozen=True)
+class NewRow(FirstRow):
+    """The row of students that are trained for it, as many as the comparison has."""
+
+    method: str
+    """The name of the row."""
+
+    def measured(self, c: Comparison) -> tuple[Measured, float]:
+        began = time.perf_counter()
+        row = on_summary(c, self.method)
+        taken = time.perf_counter() - began
+        return row, max(0.0, taken - row.seconds)  # seconds of a row are rounded
 
 
 def carrier_of(trainer: FarziTrainer) -> FarziData:
@@ -173,9 +218,8 @@ def student_arguments(
         "disable_tqdm": True,
         "use_cpu": torch.device(c.device).type == "cpu",
     }
-    seed %= (
-        2**32
-    )  # transformers seeds NumPy's old generator with this number; the generator takes 32 bits
+    # transformers seeds NumPy's old generator with this number, which takes 32 bits.
+    seed %= 2**32
     return c.farzi.training_arguments(output_dir, **{**quiet, "seed": seed, **changes})
 
 
@@ -237,8 +281,12 @@ def stopped_early(c: Comparison, method: str, draw: Callable[[int], Dataset]) ->
     """Students on the subset `draw(seed)`, trained for T, T/2, … or T/32 steps, which the first
     student's validation chooses.
     """
-    subset, candidates = draw(c.seeds[0]), {max(1, c.steps // 2**halvings) for halvings in range(6)}
-    error = lambda steps: c.validation_error(c.real_student(subset, steps, c.seeds[0]))  # noqa: E731
+    subset = draw(c.seeds[0])
+    candidates = {max(1, c.steps // 2**halvings) for halvings in range(6)}
+
+    def error(steps: int) -> float:
+        return c.validation_error(c.real_student(subset, steps, c.seeds[0]))
+
     return c.trained_on_real(method, draw, min(sorted(candidates), key=error))
 
 

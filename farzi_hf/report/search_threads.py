@@ -19,22 +19,24 @@ from farzi_hf.common.text import count_of
 from farzi_hf.report.search_trials import SearchTrials
 
 _REVIEWED = 1
-"""Steps of which the time is taken where a stage begins, twice: beside other programs, steps may
+"""Steps that are timed where a stage begins. It is one, because beside other programs a step may
 take seconds.
 """
 _MUCH_SLOWER = 1.5
-"""Times the seconds that a step had before, from which threads are chosen again."""
+"""How many times as long as before a step takes, if threads are to be chosen again."""
 _WATCHED = 3.0
-"""Seconds of a training whose steps have one mean. It is enough for one step that takes longer."""
+"""Seconds of a training after which the mean of its last steps is looked at. A step that takes
+longer is looked at alone.
+"""
 
 
 @dataclass
 class SearchThreads:
-    """Sets torch's threads for a search. On a GPU, and where there is but one, there is no choice.
+    """Sets torch's threads for a search. On a GPU, and where there is one thread, there is no choice.
 
     Args:
-        trials: of the search. What was measured is kept among them, and from then on they know by
-            how much steps have become slower (`slower`), and who watches their steps (`watch`).
+        trials: of the search. What was measured is kept among them. Their `slower` and `watch` are
+            set here.
         learner: the architecture whose steps are timed.
     """
 

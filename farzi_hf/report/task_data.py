@@ -185,7 +185,8 @@ class RunSettings:
             self.dataset
         ):  # a recipe names the data, and not their folder
             path = path.absolute()
-            self.dataset, self.data_dir = path.name + "/" * (path.name in KNOWN), str(path.parent)
+            self.dataset = path.name + "/" * (path.name in KNOWN)
+            self.data_dir = str(path.parent)
         if self.tokenizer and Path(self.tokenizer).is_dir():
             self.tokenizer = str(Path(self.tokenizer).absolute())
         if self.task is None:
@@ -229,7 +230,8 @@ class TaskData:
     """
 
     def __init__(self, settings: RunSettings, tokenizer: Any = None) -> None:
-        self.settings, self._tokenizer = settings, tokenizer
+        self.settings = settings
+        self._tokenizer = tokenizer
         self.task_class = settings.task_class
         self._fingerprints: dict[int, str] = {}
 

@@ -11,7 +11,7 @@ from farzi_hf.common.text import count_of
 from farzi_hf.distillation import FarziConfig
 from farzi_hf.report.comparison import Comparison, Measured
 from farzi_hf.report.full_data import LONG
-from farzi_hf.report.rows import TriedStudent, prediction_of
+from farzi_hf.report.rows import FirstRow, NewRow, TriedRow, TriedStudent, prediction_of
 from farzi_hf.report.tables import markdown
 from farzi_hf.summary import FarziData
 
@@ -74,7 +74,8 @@ class Suggestion:
         packed: the trial that packed it.
         due: `time.perf_counter()` when the rows of the verdict are due.
         is_tried: whether there was time for trials of students.
-        student: of the trial that was chosen; None if an earlier start has made it.
+        student: of the trial that was chosen; None if none was tried, or an earlier start has made
+            it.
     """
 
     config: FarziConfig
@@ -91,6 +92,12 @@ class Suggestion:
     def seconds(self) -> float:
         """Of all trials."""
         return round(sum(trial.seconds for trial in self.trials), 2)
+
+    def first_row(self, method: str) -> FirstRow:
+        """Who makes the row of this name, of a student with these settings: its trial, or, if an
+        earlier start has made that, a new training.
+        """
+        return NewRow(method) if self.student is None else TriedRow(method, self.student)
 
     def long_row(self, c: Comparison) -> Measured:
         """The row "full data, long": the teacher is a model that has trained on all data for as
@@ -120,7 +127,8 @@ class Suggestion:
 
     def reasons(self) -> list[str]:
         """Each choice with its reason, a line each."""
-        settings, packed = self.config, self.packed
+        settings = self.config
+        packed = self.packed
         students = "the best students that were tried"
         if not self.is_tried:
             students = "the shortest students, for there was no time to try any"

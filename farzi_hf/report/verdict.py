@@ -16,13 +16,13 @@ from farzi_hf.distillation import FarziTrainer
 from farzi_hf.report.comparison import Comparison, Measured, with_ids
 from farzi_hf.report.full_data import FULL, LONG, SAME_SECONDS, FullData
 from farzi_hf.report.rendering import distillation_seconds
-from farzi_hf.report.rows import BASELINES, TriedStudent, on_summary, teacher
+from farzi_hf.report.rows import BASELINES, FirstRow, NewRow, teacher
 from farzi_hf.tasks import ResultRow, Task
 
-GOOD, POOR = 0.97, 0.9
-"""Shares of the quality of full data from which a summary counts as equal, and below which it
-counts as worse.
-"""
+GOOD = 0.97
+"""The share of the quality of full data from which a summary counts as equal."""
+POOR = 0.9
+"""The share below which it is not worth it."""
 FASTER = 3.0
 """How many times as fast a student has to be, where a summary is larger than its data."""
 CLEAR = 1.25
@@ -353,8 +353,11 @@ def _by(task: Task) -> str:
 
 
 def _percent(share: float, edges: Sequence[float], of: str) -> str:
-    low, high = (100 * edge for edge in edges)
-    return f"{100 * share:.0f} %{of} (95 % interval {low:.0f}–{high:.0f} %)"
+    """A share of the quality of another row, and its interval, in words."""
+    if math.isinf(share):
+        return f"no share{of}, because that row gets nothing right on the test part"
+    low, high = ("∞" if math.isinf(edge) else f"{100 * edge:.0f}" for edge in edges)
+    return f"{100 * share:.0f} %{of} (95 % interval {low}–{high} %)"
 
 
 def _seconds(seconds: float) -> str:
@@ -380,7 +383,8 @@ class Compared:
     """Students on a summary, on real data, and count models.
 
     Attributes:
-        rows: a row of metrics for each, the summary's first.
+        measured: the measurements of each, the summary's first.
+        rows: their rows of metrics.
         verdict: what they say.
     """
 
@@ -391,34 +395,24 @@ class Compared:
 
 def first_rows(
     c: Comparison,
-    ours: Measured | str = "Farzi",
+    ours: FirstRow,
     long: Measured | None = None,
     due: float = math.inf,
-    tried: TriedStudent | None = None,
 ) -> list[Measured]:
     """What a verdict needs and no more: a student on the summary, one on all data for as many
     seconds, one for as long as helps, count models, and the carried teacher.
 
     Args:
-        ours: the first row, or its name, if its student is to be trained.
+        ours: makes the first row.
         long: the row "full data, long", where it is known.
         due: `time.perf_counter()` when the rows should be there. Trials of all data for which the
             time does not suffice are left out, and then the row of as many seconds too: a line
             says so.
-        tried: the student of the first row, where a trial has trained it.
     """
     one = replace(c, num_students=1)
-    began = time.perf_counter()
-    if isinstance(ours, Measured):
-        first = ours
-    elif tried is not None:
-        first = tried.row(one, ours)
-    else:
-        first = on_summary(one, ours)
-        began += first.seconds
-    measuring = max(0.0, time.perf_counter() - began)
+    first, measuring = ours.measured(one)
     full_data = FullData(one)
-    # Two models are to be measured from then on: this row's, and the carried teacher.
+    # Two models are to be measured from then on: that of as many seconds, and the carried teacher.
     allowed = due - 2 * measuring - time.perf_counter()
     same_seconds = full_data.same_seconds(first.seconds, allowed)
     if same_seconds is None:
@@ -462,7 +456,7 @@ def compare(
     splits = DatasetDict({name: with_ids(trainer.task, rows) for name, rows in given.items()})
     c = Comparison.of_trainer(trainer, splits)
     start = "" if c.farzi.carried is None else f", {c.training.student_start.word} start"
-    measured = first_rows(c, f"Farzi{start}")
+    measured = first_rows(c, NewRow(f"Farzi{start}"))
     more = [BASELINES[name](c, measured[0]) for name in baselines]
     measured.extend(row for row in more if row is not None)
     rows = [c.row(row) for row in measured]

@@ -332,7 +332,8 @@ class FarziData(nn.Module):
         It has `as_dataset()`, `collator()`, `training_arguments()` and `optimizer_cls_and_kwargs`,
         and the model begins as the summary says, see `student_start`. One that begins with the
         teacher's layers and is not narrower than the teacher takes a quarter of the summary's
-        learning rate. Give Trainer all these yourself where you need other arguments of it.
+        learning rate, unless attention and MLP of its layers work side by side (GPT-NeoX). Give
+        Trainer all these yourself where you need other arguments of it.
 
         Args:
             model: a new causal model over the vocabulary of the summary, or a recommender over its
@@ -567,11 +568,12 @@ class FarziData(nn.Module):
 
     def start(self, model: PreTrainedModel, seed: int = 0) -> list[str]:
         """Sets what the carried teacher knows of the vocabulary into a new model of any kind and
-        width, in place: input embedding, head, learnt positions; also its layers, where a GPT-2 is
-        the teacher of a GPT-2 of another width or of a Llama. See `farzi_hf.summary.start`.
+        width, in place: input embedding, head, learnt positions; also its layers, where the model
+        is of its kind and deeper, or where a GPT-2 is the teacher of a GPT-2 of another width, a
+        Llama, a Mistral, a Qwen2 or a GPT-NeoX. See `farzi_hf.summary.start`.
 
-        A model that has such layers and is at least as wide as the teacher wants a quarter of the
-        summary's learning rate: `trainer` gives it that.
+        Most models with such layers that are at least as wide as the teacher want a quarter of the
+        summary's learning rate: `trainer` gives them that.
 
         Args:
             model: a new causal model over the vocabulary of the summary, or a recommender over its

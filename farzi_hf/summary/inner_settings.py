@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import SchedulerType, TrainingArguments, get_scheduler
 
-from farzi_hf.common.checks import check_size
+from farzi_hf.common.checks import check_rate, check_size
 from farzi_hf.engine import OPTIMIZERS, InnerOptimizer
 from farzi_hf.summary.config import check_choice
 from farzi_hf.summary.forms import TeacherLabels
@@ -159,6 +159,8 @@ def training_arguments(
     if "num_train_epochs" in changes:  # Trainer would prefer the number of steps
         settings.pop("max_steps", None)
     settings |= changes
+    if "learning_rate" in changes:
+        check_rate("learning_rate", changes["learning_rate"])
     # Trainer would ignore a warm-up.
     if settings["lr_scheduler_type"] == "constant" and settings.get("warmup_steps"):
         settings["lr_scheduler_type"] = "constant_with_warmup"

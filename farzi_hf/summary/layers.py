@@ -100,11 +100,11 @@ def _gpt2(teacher: GPT2LMHeadModel, model: GPT2LMHeadModel) -> Values:
     reading = Reading.back(to_student)
     values = dict(embeddings(theirs, model, to_student))
     for number in range(teacher.config.n_layer):
-        own = own_layer(model, number)
+        own = parameters_of(model.transformer.h[number])
         layer = dict(attention(theirs, model, number, to_student, reading, own))
         layer |= _mlp(theirs, number, to_student, own)
         values |= named_layer(number, layer, theirs.gain(width), width)
-    values |= silent_layers(model, teacher.config.n_layer)
+    values |= silent_gpt2_layers(model, teacher.config.n_layer)
     values |= head(theirs, reading)
     return values
 
@@ -114,17 +114,49 @@ def named_layer(number: int, layer: Values, gain: float, width: int) -> Values:
     norms = ("ln_1", "ln_2")
     layer = layer | {f"{norm}.weight": torch.full((width,), gain) for norm in norms}
     layer |= {f"{norm}.bias": torch.zeros(width) for norm in norms}
-    return {f"transformer.h.{number}.{name}": value for name, value in layer.items()}
+    return dict(numbered(_LAYERS, number, layer))
 
 
-def silent_layers(model: GPT2LMHeadModel, first: int) -> Iterator[tuple[str, Tensor]]:
-    """What writes in the layers from this one on, which only the model has: zeros."""
-    for number in range(first, model.config.n_layer):
-        for name, weight in own_layer(model, number).items():
-            if name.startswith(_WRITERS):
-                yield f"transformer.h.{number}.{name}", torch.zeros_like(weight)
+def numbered(layers: str, number: int, layer: Values) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of a layer by their names in the model.
+
+    Args:
+        layers: the name of the list in which the layer stands.
+        number: its place there.
+        layer: its parameters, by their names in it.
+    """
+    for name, value in layer.items():
+        yield f"{layers}.{number}.{name}", value
 
 
+def silent_layers(
+    model: PreTrainedModel, layers: str, first: int, writers: tuple[str, ...]
+) -> Iterator[tuple[str, Tensor]]:
+    """What writes in the layers from `first` on, which only the model has: zeros.
+
+    Args:
+        model: the student.
+        layers: the name of the list of its layers.
+        first: the number of layers of the teacher.
+        writers: beginnings of the names, in a layer, of what writes into the states.
+    """
+    for number, module in enumerate(model.get_submodule(layers)):
+        if number >= first:
+            of_layer = parameters_of(module)
+            silent = {
+                name: torch.zeros_like(value)
+                for name, value in of_layer.items()
+                if name.startswith(writers)
+            }
+            yield from numbered(layers, number, silent)
+
+
+def silent_gpt2_layers(model: GPT2LMHeadModel, first: int) -> Iterator[tuple[str, Tensor]]:
+    """Those of a GPT-2."""
+    return silent_layers(model, _LAYERS, first, _WRITERS)
+
+
+_LAYERS = "transformer.h"
 _WRITERS = ("attn.c_proj.", "mlp.c_proj.")
 """Beginnings of the names, in a layer of a GPT-2, of what writes into the states."""
 _KINDS = {GPT2LMHeadModel: _gpt2}
@@ -142,7 +174,8 @@ def fits(teacher: GPT2LMHeadModel, model: GPT2LMHeadModel) -> bool:
     """Whether the model has room for each layer and head, and a head of its own: one that is its
     embedding cannot have another basis than the gains of the teacher's last norm.
     """
-    theirs, ours = teacher.config, model.config
+    theirs = teacher.config
+    ours = model.config
     is_alike = all(getattr(theirs, name) == getattr(ours, name) for name in _HAS_TO_BE_EQUAL)
     has_room = ours.n_layer >= theirs.n_layer and ours.n_head >= theirs.n_head
     return is_alike and has_room and ours.n_embd != theirs.n_embd and not ours.tie_word_embeddings
@@ -254,10 +287,9 @@ def head(theirs: Gpt2, reading: Reading) -> Iterator[tuple[str, Tensor]]:
     yield "transformer.ln_f.bias", alone
 
 
-def own_layer(model: GPT2LMHeadModel, number: int) -> Values:
-    """The parameters of a layer of the student, by their names in it."""
-    named = model.transformer.h[number].named_parameters()
-    return {name: x.detach().double().cpu() for name, x in named}
+def parameters_of(layer: nn.Module) -> Values:
+    """The parameters of a layer of the student in float64 on the CPU, by their names in it."""
+    return {name: x.detach().double().cpu() for name, x in layer.named_parameters()}
 
 
 def attention(

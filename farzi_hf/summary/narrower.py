@@ -40,8 +40,8 @@ from farzi_hf.summary.layers import (
     largest,
     named_layer,
     orthogonal_to_ones,
-    own_layer,
-    silent_layers,
+    parameters_of,
+    silent_gpt2_layers,
     units,
 )
 
@@ -124,7 +124,7 @@ def _narrower(theirs: Gpt2, model: GPT2LMHeadModel, teacher: Reader, ids: Tensor
     x = theirs.states(ids)
     y = x @ to_student
     for number, of_teacher in enumerate(layers):
-        own = own_layer(model, number)
+        own = parameters_of(model.transformer.h[number])
         states = teacher.normed(x)
         ours = student.normed(y) * gain
         reading = reading_of(ours, states, to_student)
@@ -138,7 +138,7 @@ def _narrower(theirs: Gpt2, model: GPT2LMHeadModel, teacher: Reader, ids: Tensor
         x = x + teacher.mlp(of_teacher, states)
         y = y + student.mlp(layer, ours)
         values |= named_layer(number, layer, gain, width)
-    values |= silent_layers(model, len(layers))
+    values |= silent_gpt2_layers(model, len(layers))
     reading = reading_of(student.normed(y) * gain, teacher.normed(x), to_student)
     values |= head(theirs, reading)
     return values

@@ -5,7 +5,8 @@ to model as it does to a GPT-2 of another width: `farzi_hf.summary.layers` and
 `farzi_hf.summary.narrower`. Two things are different.
 
 **Positions** are rotary. Queries and keys are fitted, as `farzi_hf.summary.rotations` has it.
-Coordinates to spare begin with the keys of the new model and no queries.
+Coordinates to spare begin with the keys and values of the new model, no queries, and nothing that
+they write.
 
 **The residual is parallel**, unless the config says otherwise: attention and MLP of a layer both
 read the states y that come in, where the MLP of a GPT-2 reads y and what attention has just
@@ -22,26 +23,28 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2LMHeadModel, GPTNeoXForCausalLM, PreTrainedModel
 
-from farzi_hf.summary.layers import Gpt2, Reading, Values, head, of_rank
-from farzi_hf.summary.narrower import (
-    Reader,
-    Rows,
-    fitted_units,
-    layers_of,
-    reading_of,
-    to_width,
+from farzi_hf.summary.layers import (
+    Gpt2,
+    Reading,
+    Values,
+    head,
+    numbered,
+    of_rank,
+    parameters_of,
+    silent_layers,
 )
+from farzi_hf.summary.narrower import Reader, Rows, fitted_units, layers_of, reading_of
 from farzi_hf.summary.rotations import (
     Rotation,
     embedding_for_rotations,
-    fitted,
-    has_room_for,
     heads_of,
+    queries_and_keys,
+    to_any_width,
     values_on_rows,
-    with_one_left,
 )
 from farzi_hf.summary.teacher import parameter_names
 
+_LAYERS = "gpt_neox.layers"
 _FUSED = "attention.query_key_value"
 _DENSE = "attention.dense"
 _UNITS = {"mlp.c_fc": "mlp.dense_h_to_4h", "mlp.c_proj": "mlp.dense_4h_to_h"}
@@ -61,18 +64,10 @@ def neox_layers(teacher: PreTrainedModel, model: PreTrainedModel, rows: Rows) ->
         model: a new model over the same vocabulary, of any width.
         rows: as the teacher writes them.
     """
-    if not _fits(teacher, model):
-        return {}
-    return values_on_rows(teacher, model, rows, _values)
-
-
-def _fits(teacher: PreTrainedModel, model: PreTrainedModel) -> bool:
-    """Whether there is a map between the two."""
     if type(model) is not GPTNeoXForCausalLM:
-        return False
-    config = model.config
-    has_all_biases = config.attention_bias and config.hidden_act.startswith("gelu")
-    return has_all_biases and has_room_for(model, teacher)
+        return {}
+    is_like_gpt2 = model.config.attention_bias and model.config.hidden_act.startswith("gelu")
+    return values_on_rows(teacher, model, rows, _values) if is_like_gpt2 else {}
 
 
 def _values(
@@ -83,42 +78,31 @@ def _values(
     reader = Reader(teacher.config)
     layers = layers_of(theirs, teacher.config.n_layer)
     student = _Student.of(theirs, model, ids.shape[1])
-    if student.width < theirs.width:
-        to_student = to_width(theirs, reader, layers, ids, student.width)
-    else:
-        to_student = theirs.to_width(student.width)
+    to_student = to_any_width(theirs, reader, layers, ids, student.width)
     table = embedding_for_rotations(theirs, ids) @ to_student
     yield "gpt_neox.embed_in.weight", table
     x = theirs.states(ids)
     y = table[ids]
-    for number, module in enumerate(model.gpt_neox.layers):
-        own = {name: weight.detach().double().cpu() for name, weight in module.named_parameters()}
-        prefix = f"gpt_neox.layers.{number}."
-        if number >= len(layers):
-            for name in own:
-                if name.startswith(_WRITERS):
-                    yield prefix + name, torch.zeros_like(own[name])
-            continue
-        layer = layers[number]
-        states = reader.normed(x)
-        ours = student.normed(y)
-        reading = reading_of(ours, states, to_student)
-        made = _attention(student, theirs, layer, to_student, reading, (states, ours), own)
-        x = x + reader.attention(layer, number, states)
-        behind = y + student.attention(made, ours)
-        states = reader.normed(x)
-        ours = student.normed(y if student.is_parallel else behind)
-        reading = reading_of(ours, states, to_student)
-        units = dict(fitted_units(theirs, reader, number, to_student, reading, _units(own), ours))
-        x = x + reader.mlp(layer, states)
-        y = behind + reader.mlp(units, ours)
+    for number, layer in enumerate(layers):
+        own = parameters_of(model.gpt_neox.layers[number])
+        read = student.read(reader, x, y, to_student)
+        made = _attention(student, theirs, layer, to_student, read, own)
+        x = x + reader.attention(layer, number, read.theirs)
+        behind_attention = y + student.attention(made, read.ours)
+        read = student.read(reader, x, y if student.is_parallel else behind_attention, to_student)
+        # Kinds of GELU differ so little that the teacher's may stand for the student's.
+        units = fitted_units(
+            theirs, reader, number, to_student, read.reading, _units(own), read.ours
+        )
+        units = dict(units)
+        x = x + reader.mlp(layer, read.theirs)
+        y = behind_attention + reader.mlp(units, read.ours)
         made |= _of_units(units)
-        made |= {f"{norm}.weight": ours.new_full((student.width,), student.gain) for norm in _NORMS}
-        made |= {f"{norm}.bias": ours.new_zeros(student.width) for norm in _NORMS}
-        for name, value in made.items():
-            yield prefix + name, value
-    reading = reading_of(student.normed(y), reader.normed(x), to_student)
-    weight, gain, shift = (value for _, value in head(theirs, reading))
+        made |= student.norms()
+        yield from numbered(_LAYERS, number, made)
+    yield from silent_layers(model, _LAYERS, len(layers), _WRITERS)
+    read = student.read(reader, x, y, to_student)
+    weight, gain, shift = (value for _, value in head(theirs, read.reading))
     yield parameter_names(model, model.get_output_embeddings())["weight"], weight
     yield "gpt_neox.final_layer_norm.weight", gain
     yield "gpt_neox.final_layer_norm.bias", shift
@@ -141,6 +125,18 @@ def _of_units(layer: Values) -> Values:
 
 
 # -- the student's states --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What readers get at the places of the rows."""
+
+    theirs: Tensor
+    """x̂ (n, L, e)."""
+    ours: Tensor
+    """ŷ (n, L, w)."""
+    reading: Reading
+    """Of the first from the second."""
 
 
 @dataclass(frozen=True)
@@ -175,9 +171,26 @@ class _Student:
             Rotation.of(model.gpt_neox.rotary_emb, model, length, width // heads),
         )
 
-    def normed(self, y: Tensor) -> Tensor:
-        """States as readers get them."""
-        return self.gain * y / (y.square().mean(-1, keepdim=True) + self.epsilon).sqrt()
+    def norms(self) -> Values:
+        """The parameters of a layer's norms."""
+        gains = torch.full((self.width,), self.gain, dtype=torch.float64)
+        return {
+            **{f"{norm}.weight": gains for norm in _NORMS},
+            **{f"{norm}.bias": torch.zeros(self.width) for norm in _NORMS},
+        }
+
+    def read(self, reader: Reader, x: Tensor, y: Tensor, to_student: Tensor) -> _Read:
+        """What readers of these states get.
+
+        Args:
+            reader: of the teacher.
+            x: the teacher's states (n, L, e).
+            y: the student's (n, L, w).
+            to_student: M (e, w).
+        """
+        theirs = reader.normed(x)
+        ours = self.gain * y / (y.square().mean(-1, keepdim=True) + self.epsilon).sqrt()
+        return _Read(theirs, ours, reading_of(ours, theirs, to_student))
 
     def attention(self, layer: Values, states: Tensor) -> Tensor:
         """What the attention of a layer writes."""
@@ -199,8 +212,7 @@ def _attention(
     theirs: Gpt2,
     layer: Values,
     to_student: Tensor,
-    reading: Reading,
-    states: tuple[Tensor, Tensor],
+    read: _Read,
     own: Values,
 ) -> Values:
     """The heads of the teacher. Heads that only the student has write nothing yet.
@@ -210,36 +222,28 @@ def _attention(
         theirs: the teacher.
         layer: of the teacher.
         to_student: M (e, w).
-        reading: of the teacher's states from the student's.
-        states: of teacher (n, L, e) and student (n, L, w), as their norms return them.
+        read: by the layer's attention.
         own: the parameters of the student's layer.
     """
     size = student.rotation.size
     count = theirs.heads
     weight = layer["attn.c_attn.weight"]
     bias = layer["attn.c_attn.bias"]
-    readers = [part.chunk(count, 1) for part in reading.through(weight, bias).chunk(3, 1)]
+    readers = [part.chunk(count, 1) for part in read.reading.through(weight, bias).chunk(3, 1)]
     writers = (layer["attn.c_proj.weight"] @ to_student).chunk(count)
     fused = torch.cat([own[f"{_FUSED}.weight"], own[f"{_FUSED}.bias"][:, None]], dim=1)
     # (h, w + 1, d) each: what a head reads of the states and, last, its biases.
-    queries, keys, values = (
-        part.mT.clone() for part in fused.unflatten(0, (student.heads, 3, size)).unbind(1)
-    )
+    queries, keys, values = fused.unflatten(0, (student.heads, 3, size)).mT.unbind(1)
+    values = values.clone()
     outputs = fused.new_zeros(student.heads, size, student.width)
-    queries[:count] = 0
-    scale = (size / (theirs.width // count)) ** 0.25
-    for number, (query, key, value) in enumerate(zip(*readers, strict=True)):
-        left, [right] = with_one_left([key], [query], size)
-        slow = student.rotation.slow_first[: left.shape[1]]
-        keys[number][:, slow] = scale * left
-        queries[number][:, slow] = scale * right
-        values[number], writer = of_rank(value, writers[number].T, size)
-        outputs[number] = writer.T
-    of_teacher, of_student = states
-    wanted = [heads_of(part, count) for part in (of_teacher @ weight + bias).chunk(3, -1)[:2]]
-    read = torch.cat([of_student, torch.ones_like(of_student[..., :1])], dim=-1)
-    queries[:count], keys[:count] = fitted(
-        student.rotation, read, wanted, queries[:count], keys[:count]
+    for number, (value, writer) in enumerate(zip(readers[2], writers, strict=True)):
+        rank = min(size, value.shape[1])
+        values[number][:, :rank], written = of_rank(value, writer.T, rank)
+        outputs[number][:rank] = written.T
+    wanted = [heads_of(part, count) for part in (read.theirs @ weight + bias).chunk(3, -1)[:2]]
+    with_one = torch.cat([read.ours, torch.ones_like(read.ours[..., :1])], dim=-1)
+    queries, keys = queries_and_keys(
+        student.rotation, with_one, wanted, readers[:2], (queries, keys)
     )
     fused = torch.stack([queries, keys, values], dim=1).mT.flatten(0, 2)
     return {

@@ -41,22 +41,23 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from farzi_hf.summary.layers import Gpt2, Values, largest
-from farzi_hf.summary.narrower import (
-    Reader,
-    Rows,
-    layers_of,
-    least_squares,
-    to_width,
+from farzi_hf.summary.layers import (
+    Gpt2,
+    Values,
+    largest,
+    numbered,
+    parameters_of,
+    silent_layers,
 )
+from farzi_hf.summary.narrower import Reader, Rows, layers_of, least_squares
 from farzi_hf.summary.rotations import (
     Rotation,
     embedding_for_rotations,
-    fitted,
-    has_room_for,
     heads_of,
+    queries_and_keys,
+    shared_factors,
+    to_any_width,
     values_on_rows,
-    with_one_left,
 )
 
 _KINDS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
@@ -78,15 +79,8 @@ def rotary_layers(teacher: PreTrainedModel, model: PreTrainedModel, rows: Rows) 
         model: a new model over the same vocabulary.
         rows: as the teacher writes them.
     """
-    if not _fits(teacher, model):
-        return {}
-    return values_on_rows(teacher, model, rows, _values)
-
-
-def _fits(teacher: PreTrainedModel, model: PreTrainedModel) -> bool:
-    """Whether there is a map between the two, and room for each layer and head."""
     is_known = type(model) in _KINDS and model.config.hidden_act == "silu"
-    return is_known and has_room_for(model, teacher)
+    return values_on_rows(teacher, model, rows, _values) if is_known else {}
 
 
 def _values(
@@ -104,14 +98,8 @@ def _values(
     yield "model.embed_tokens.weight", table
     x = theirs.states(ids)
     y = table[ids]
-    for number, module in enumerate(model.model.layers):
-        own = {name: weight.detach().double().cpu() for name, weight in module.named_parameters()}
-        prefix = f"model.layers.{number}."
-        if number >= len(layers):
-            for name in _WRITERS:
-                yield prefix + name, torch.zeros_like(own[name])
-            continue
-        layer = layers[number]
+    for number, layer in enumerate(layers):
+        own = parameters_of(model.model.layers[number])
         made = {name: torch.ones_like(own[name]) for name in _NORMS}
         made |= {name: torch.zeros_like(own[name]) for name in own if name.endswith(".bias")}
         read = frame.read(reader, student, x, y, ahead)
@@ -124,13 +112,14 @@ def _values(
         x = x + reader.mlp(layer, read.theirs)
         y = y + student.mlp(made, read.ours)
         ahead = ahead - layer["mlp.c_proj.bias"]
-        for name, value in made.items():
-            yield prefix + name, value
+        yield from numbered(_LAYERS, number, made)
+    yield from silent_layers(model, _LAYERS, len(layers), _WRITERS)
     read = frame.read(reader, student, x, y, ahead)
     yield "model.norm.weight", torch.ones(student.width)
     yield "lm_head.weight", read.through(theirs.head.T, theirs.head_bias).T
 
 
+_LAYERS = "model.layers"
 _BIASES = ("attn.c_proj.bias", "mlp.c_proj.bias")
 """Of what writes in a layer of a GPT-2."""
 _NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
@@ -182,11 +171,7 @@ class _Frame:
         table: Tensor,
     ) -> _Frame:
         """That of a student of this width, for the rows and the embedding (V, e) that it reads."""
-        is_narrower = width < theirs.width
-        if is_narrower:
-            to_student = to_width(theirs, reader, layers, ids, width)
-        else:
-            to_student = theirs.to_width(width)
+        to_student = to_any_width(theirs, reader, layers, ids, width)
         return cls(to_student, _CONSTANT * (table[ids] @ to_student).norm(dim=-1).mean())
 
     @property
@@ -315,27 +300,19 @@ def _attention(
     readers = [part.chunk(count, 1) for part in read.through(weight, bias).chunk(3, 1)]
     writers = [part.T for part in (layer["attn.c_proj.weight"] @ frame.to_student).chunk(count)]
     size = student.rotation.size
-    scale = (size / (weight.shape[1] // 3 // count)) ** 0.25
     queries, keys, values = (
-        own[f"self_attn.{name}_proj.weight"].unflatten(0, (-1, size)).mT.clone()
-        for name in ("q", "k", "v")
+        own[f"self_attn.{name}_proj.weight"].unflatten(0, (-1, size)).mT for name in ("q", "k", "v")
     )  # (h, w, d)
+    values = values.clone()
     outputs = torch.zeros_like(own["self_attn.o_proj.weight"].T).unflatten(0, (-1, size))
-    groups = -(-count // student.share)
-    queries[:count] = 0
-    for group in range(groups):
-        heads = slice(group * student.share, min(count, (group + 1) * student.share))
-        of_queries, of_keys, of_values = (part[heads] for part in readers)
-        left, rights = with_one_left(of_keys, of_queries, size)
-        slow = student.rotation.slow_first[: left.shape[1]]
-        keys[group][:, slow] = scale * left
-        queries[heads, :, slow] = scale * rights
-        left, rights = with_one_left(of_values, writers[heads], size)
+    for group, first in enumerate(range(0, count, student.share)):
+        heads = slice(first, min(count, first + student.share))
+        left, rights = shared_factors(readers[2][heads], writers[heads], size)
         values[group][:, : left.shape[1]] = left
         outputs[heads, : left.shape[1]] = rights.mT
     wanted = [heads_of(x, count) for x in (read.theirs @ weight + bias).chunk(3, -1)[:2]]
-    queries[:count], keys[:groups] = fitted(
-        student.rotation, read.ours, wanted, queries[:count], keys[:groups], student.share
+    queries, keys = queries_and_keys(
+        student.rotation, read.ours, wanted, readers[:2], (queries, keys), student.share
     )
     return {
         "self_attn.q_proj.weight": queries.mT.flatten(0, 1),

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel, PreTrainedModel
 
 from farzi_hf.summary.layers import Gpt2, Values
-from farzi_hf.summary.narrower import Rows, rows_to_read
+from farzi_hf.summary.narrower import Reader, Rows, rows_to_read, to_width
 
 _STEPS = 120
 """Of a layer's attention."""
@@ -36,13 +36,14 @@ _NEVER = -1e9
 """The score of a place that comes later."""
 
 
-def has_room_for(model: PreTrainedModel, teacher: PreTrainedModel) -> bool:
+def _has_room_for(teacher: PreTrainedModel, model: PreTrainedModel) -> bool:
     """Whether the teacher is a GPT-2 whose layers are known, and the model has room for each layer
-    and head, and a head of its own.
+    and head, and a head over the vocabulary that is not its embedding.
     """
     if type(teacher) is not GPT2LMHeadModel:
         return False
-    theirs, ours = teacher.config, model.config
+    theirs = teacher.config
+    ours = model.config
     is_known = (
         theirs.activation_function.startswith("gelu")
         and theirs.scale_attn_weights
@@ -56,16 +57,19 @@ def has_room_for(model: PreTrainedModel, teacher: PreTrainedModel) -> bool:
 
 
 def values_on_rows(
-    teacher: GPT2LMHeadModel,
+    teacher: PreTrainedModel,
     model: PreTrainedModel,
     rows: Rows,
     make: Callable[[GPT2LMHeadModel, PreTrainedModel, Tensor], Iterable[tuple[str, Tensor]]],
 ) -> Values:
-    """The parameters, by name, that `make` yields for the two models and rows of ids (n, L); {}
-    where the teacher is too large or reads too few positions for this.
+    """The parameters, by name, that `make` yields for the two models and rows of ids (n, L); {} for
+    a teacher that is no GPT-2, a model without room for it, and where the teacher is too large or
+    reads too few positions for this.
     """
+    if not _has_room_for(teacher, model):
+        return {}
     ids = rows_to_read(teacher, rows)
-    if ids is None or ids.shape[1] < 2:
+    if ids is None or ids.shape[1] < 2:  # rows of one place tell nothing of patterns
         return {}
     with torch.inference_mode(False), torch.no_grad():
         return dict(make(teacher, model, ids))
@@ -102,7 +106,7 @@ class Rotation:
         return cls(cosines[0].double().cpu(), sines[0].double().cpu(), size)
 
     @property
-    def slow_first(self) -> Tensor:
+    def slowest_first(self) -> Tensor:
         """(d,): the coordinates of a head: those that do not rotate, and then pair by pair those
         that rotate slowest.
         """
@@ -113,11 +117,10 @@ class Rotation:
     def rotated(self, x: Tensor) -> Tensor:
         """Queries or keys (…, L, d), each rotated by its place."""
         rotating = self.cosines.shape[1]
-        turned = x[..., :rotating]
-        first, second = turned.chunk(2, dim=-1)
-        turned = turned * self.cosines.to(x) + torch.cat([-second, first], dim=-1) * self.sines.to(
-            x
-        )
+        rotates = x[..., :rotating]
+        first, second = rotates.chunk(2, dim=-1)
+        a_quarter_on = torch.cat([-second, first], dim=-1)
+        turned = rotates * self.cosines.to(x) + a_quarter_on * self.sines.to(x)
         return torch.cat([turned, x[..., rotating:]], dim=-1)
 
 
@@ -132,12 +135,23 @@ def embedding_for_rotations(theirs: Gpt2, ids: Tensor) -> Tensor:
     return table
 
 
+def to_any_width(
+    theirs: Gpt2, reader: Reader, layers: Sequence[Values], ids: Tensor, width: int
+) -> Tensor:
+    """M (e, w): for a narrower student by the rows, as `farzi_hf.summary.narrower` has it; for any
+    other by the tables, because nothing is lost then.
+    """
+    if width < theirs.width:
+        return to_width(theirs, reader, layers, ids, width)
+    return theirs.to_width(width)
+
+
 def heads_of(x: Tensor, count: int) -> Tensor:
     """(n, h, L, d) of (n, L, h d)."""
     return x.unflatten(-1, (count, -1)).transpose(1, 2)
 
 
-def with_one_left(
+def shared_factors(
     lefts: Sequence[Tensor], rights: Sequence[Tensor], rank: int
 ) -> tuple[Tensor, Tensor]:
     """A factor (w, r) that all of some products of (w, d) and (m, d) have, and the other factors of
@@ -152,24 +166,57 @@ def with_one_left(
     return left, right.unflatten(0, (len(rights), -1))
 
 
-def fitted(
+def queries_and_keys(
     rotation: Rotation,
     read: Tensor,
     wanted: Sequence[Tensor],
-    queries: Tensor,
-    keys: Tensor,
+    readers: Sequence[Sequence[Tensor]],
+    own: Sequence[Tensor],
     share: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Weights of queries (h, w, d) and keys (g, w, d), after the steps that bring a layer's
-    patterns near to those of the teacher.
+    """Weights of a layer's queries (H, w, d) and keys (G, w, d), whose first h heads have patterns
+    near to those of the teacher. Coordinates and heads to spare begin with the keys of the new
+    model and no queries.
 
     Args:
         rotation: of queries and keys.
         read: ŷ (n, L, w).
         wanted: the teacher's queries and keys, (n, h, L, …) each.
-        queries: the weights to begin with.
-        keys: theirs.
+        readers: the weights that would give them of ŷ without rotations: of queries, and of keys,
+            h of (w, …) each.
+        own: the weights of the new model, which are not changed.
         share: heads of queries for each head of keys.
+    """
+    of_queries, of_keys = readers
+    queries, keys = (weights.clone() for weights in own)
+    count = len(of_queries)
+    queries[:count] = 0
+    # Scores are divided by √d.
+    scale = (rotation.size / of_queries[0].shape[1]) ** 0.25
+    firsts = range(0, count, share)
+    for group, first in enumerate(firsts):
+        heads = slice(first, min(count, first + share))
+        left, rights = shared_factors(of_keys[heads], of_queries[heads], rotation.size)
+        slow = rotation.slowest_first[: left.shape[1]]
+        keys[group][:, slow] = scale * left
+        queries[heads, :, slow] = scale * rights
+    groups = len(firsts)
+    fitted = _fitted(rotation, read, wanted, queries[:count], keys[:groups], share)
+    queries[:count], keys[:groups] = fitted
+    return queries, keys
+
+
+def _fitted(
+    rotation: Rotation,
+    read: Tensor,
+    wanted: Sequence[Tensor],
+    queries: Tensor,
+    keys: Tensor,
+    share: int,
+) -> tuple[Tensor, Tensor]:
+    """The weights of queries (h, w, d) and keys (g, w, d) after the steps that bring a layer's
+    patterns near to those of the teacher. The arguments are those of `queries_and_keys`, but that
+    `queries` and `keys` are the weights to begin with.
     """
     # Steps are of like size in all directions of what is read.
     flat = read.flatten(0, 1)

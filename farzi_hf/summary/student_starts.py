@@ -90,8 +90,8 @@ class RandomStart(StudentStart):
 
 
 class TeacherStart(StudentStart):
-    """What the carried teacher knows: input embedding, head, learnt positions; to a deeper model of
-    its kind, or a GPT-2 of another width, or a Llama after a GPT-2, its layers, too.
+    """What the carried teacher knows: input embedding, head, learnt positions, and its layers where
+    they fit; see `farzi_hf.summary.start`.
     """
 
     word = "warm"

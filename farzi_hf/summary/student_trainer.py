@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, Trainer
 
+from farzi_hf.common.checks import check_rate
 from farzi_hf.summary.soft_tokens import check_student
 from farzi_hf.summary.soft_training import attach_soft_inputs, soft_cross_entropy
 
@@ -37,8 +38,8 @@ def student_trainer(
             `learning_rate` is taken as it is.
 
     Raises:
-        ValueError: the rows are text, the model has another vocabulary, or there are arguments for
-            `args` beside `args`.
+        ValueError: the rows are text, the model has another vocabulary, a learning rate is no
+            number above 0, or there are arguments for `args` beside `args`.
     """
     farzi.forms.inputs.check_ready()
     check_student(model, farzi.config.vocab_size)
@@ -49,6 +50,8 @@ def student_trainer(
         raise ValueError(f"{', '.join(settings)}: give them in args, or leave args out")
     optimizer = farzi.optimizer_cls_and_kwargs
     given = settings.get("learning_rate")
+    if given is not None:
+        check_rate("learning_rate", given)
     if optimizer is not None:
         settings.pop("learning_rate", None)  # the optimizer has it
     args = copy(of_trainer.pop("args", None)) or farzi.training_arguments(output_dir, **settings)

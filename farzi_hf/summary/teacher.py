@@ -13,7 +13,6 @@ arXiv 1902.08153).
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 import threading
@@ -29,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 import farzi_hf.models  # noqa: F401
+from farzi_hf.common.modules import copy_of
 from farzi_hf.data import Vocabulary
 from farzi_hf.summary.soft_tokens import SoftTokens, vocabulary_size
 from farzi_hf.summary.store.budget import Budget, OverBudgetError
@@ -217,7 +217,7 @@ def check_made_again(
     tensors = {TEACHER + name: x for name, x in params.items()}
     carried = CarriedTeacher(again)
     carried.check(tensors, ids, source, "give a smaller sequence_length, or another teacher")
-    given = copy.deepcopy(model).to(like).eval()
+    given = copy_of(model).to(like).eval()
     expected = torch.func.functional_call(given, params, kwargs=whole(model, ids)).logits
     logits = carried.labels(tensors, ids).logits()
     if not torch.allclose(logits, expected, rtol=1e-3, atol=1e-3):

@@ -354,6 +354,7 @@ def bootstrap_interval(
 
 
 def _quantile(values: np.ndarray, share: float) -> float:
+    """The value below which this share of the values is."""
     # Between two infinite numbers there is nothing.
     method = "linear" if np.isfinite(values).all() else "inverted_cdf"
     return float(np.quantile(values, share, method=method))

@@ -10,7 +10,7 @@ import json
 import pytest
 import torch
 from datasets import Dataset, load_dataset
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from process_jobs import attributed
 from tiny_models import V, arguments, config_of, tiny_model
 from torch import Tensor
@@ -241,6 +241,17 @@ def test_scores_are_the_changes_that_small_weights_make_and_tell_what_leaving_a_
     assert torch.corrcoef(torch.stack([real.flatten(), found.flatten()]))[0, 1] > 0.95
 
 
+def test_a_model_that_keeps_its_states_is_attributed_again(tmp_path):
+    """As a RecurrentGemma does: PyTorch copies no tensor with a graph."""
+    model = tiny_model("gpt2")
+    layer = model.transformer.h[0]
+    layer.register_forward_hook(lambda module, args, output: vars(module).update(kept=output[0]))
+    training = trainer(tmp_path, model, num_train_epochs=1)
+    first, again = (attribute(training, rows(2, seed=1)).scores for _ in range(2))
+    assert layer.kept.grad_fn is not None
+    assert torch.equal(first, again)
+
+
 def test_queries_in_groups_score_as_all_at_once(tmp_path, monkeypatch):
     of = trainer(tmp_path)
     queries = rows(3, seed=1)
@@ -461,6 +472,11 @@ def with_dropout():
     return AutoModelForCausalLM.from_config(config_of("gpt2", resid_pdrop=0.1))
 
 
+def with_prompts():
+    config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    return get_peft_model(tiny_model("llama"), config)
+
+
 def trained(folder) -> Trainer:
     of = trainer(folder, max_steps=1)
     of.train()
@@ -504,6 +520,14 @@ BAD = {
         "no optimizer here has the weight_decay of its SGD",
     ),
     "schedule": (in_stairs, "its StepLR is not a function of the step"),
+    "no step": (
+        lambda folder: trainer(folder, num_train_epochs=0),
+        "it takes no step; raise max_steps or num_train_epochs",
+    ),
+    "prompts": (
+        lambda folder: trainer(folder, with_prompts()),
+        r"its adapter trains prompt_encoder\.default\.embedding\.weight, which are not in the",
+    ),
 }
 UNDAMPED = {
     "sgd": ({"optim": "sgd", "weight_decay": 0.0}, 1.0),
@@ -512,6 +536,7 @@ UNDAMPED = {
 }
 
 
+@PEFT
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_replayed_is_one_clear_error(tmp_path, case):
     make, message = BAD[case]

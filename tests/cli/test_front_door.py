@@ -56,6 +56,9 @@ def test_one_command_ends_with_a_verdict_and_a_second_one_goes_on(tmp_path, caps
     main(["distil", "mine.txt", *OPTIONS])  # the same data go on in the same folder
     assert "left] " in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["farzi-mine"]
+    student = ["--output_dir", "student", "--steps", "2"]
+    main(["train", "farzi-mine", "--evaluate", "--data", "mine.txt", *student])
+    assert "\nVerdict: " in capsys.readouterr().out
     (tmp_path / "mine.txt").write_text("\n".join(lines[:-40]), encoding="utf-8")
     main(["suggest", "mine.txt", *OPTIONS])  # other data have another
     assert (tmp_path / "farzi-mine-2" / "config.yaml").is_file()

@@ -88,7 +88,7 @@ def test_a_users_items_by_time_then_row_numbered_and_filtered(name, path):
     assert len(load_interactions(name, path.parent, min_interactions=2).sequences) == 3
     assert load_interactions(name, path.parent, min_interactions=4).num_items == 3
     with pytest.raises(
-        ValueError, match="min_interactions=5 leaves no user: the most active one has 4"
+        ValueError, match="min_interactions=5 leaves no user: the most active one has 4; give less"
     ):
         load_interactions(name, path.parent, min_interactions=5)
 
@@ -231,6 +231,22 @@ def rows(timestamps: list, users: list | None = None, items: list | None = None)
             "2020-02-01T10:00:00.000000001",
             "2020-02-01T10:00:00.000000002",
         ],
+        ["12/31/2020", "01/02/2019", "02/01/2019"],
+        ["31.12.2020 09:00", "1.2.2020 10:00", "2.2.2020 9:59"],
+        ["12/31/2020, 01:00:00 PM", "12/31/2020, 12:30:00 AM", "12/31/2020, 11:00:00 AM"],
+        ["2020/2/1 10:00", "2020/1/31 11:00", "2020/2/1 9:59"],
+        ["12/31/20", "02/01/19", "03/01/19"],
+        ["05 3, 2014", "04 30, 2014", "05 1, 2014"],
+        ["1 Feb 2020", "31 Dec 2019", "15 Jan 2020"],
+        ["March 1, 2020", "December 2, 2019", "January 3, 2020"],
+        [
+            "Sat Feb 01 10:00:00 +0100 2020",
+            "Sat Feb 01 08:00:00 +0000 2020",
+            "Sat Feb 01 03:30:00 -0500 2020",
+        ],
+        ["02/02/2020", "01/01/2020", "01/01/2020"],
+        pa.array([300, 9, 20], pa.decimal128(12)),
+        pa.array([3, 1, 2], pa.decimal128(12, 3)),
     ],
     ids=[
         "integers",
@@ -244,6 +260,18 @@ def rows(timestamps: list, users: list | None = None, items: list | None = None)
         "ISO times",
         "ISO zones",
         "ISO nanoseconds",
+        "month first",
+        "day first, with times",
+        "month first, with halves of the day",
+        "year first",
+        "two digits of the year",
+        "Amazon's dates",
+        "short names of months",
+        "names of months",
+        "Twitter's dates",
+        "day and month are the same",
+        "decimals",
+        "decimals with places",
     ],
 )
 def test_timestamps_order_as_what_they_mean(times):
@@ -253,7 +281,8 @@ def test_timestamps_order_as_what_they_mean(times):
 @pytest.mark.parametrize(
     ("times", "reason"),
     [
-        (["12/31/2019", "01/01/2020", "02/01/2020"], "'../01/2020'"),
+        (["12/31/2019", "31/12/2020", "02/01/2020"], "'../../20..'"),
+        (["12/31/2019", "01/01/2020 10:00", "02/01/2020"], "'../../20...*'"),
         (["2019-12-31", "2020-02-30", "2020-01-01"], "'2020-02-30'"),
         (["2020-01-01", "2020-01-01T00:00Z", "2020-01-01"], "'2020-01-01T00:00Z'"),
         (["5", "2020-01-01", "0x6"], "'5'|'0x6'"),
@@ -269,6 +298,24 @@ def test_timestamps_that_could_mean_something_else_are_refused(times, reason):
         ValueError, match=rf"the data set: column 'timestamp' .*({reason}).*: give integers, finite"
     ):
         load_interactions(rows(times))
+
+
+@pytest.mark.parametrize(
+    ("times", "forms", "shown"),
+    [
+        (["01/01/2020", "07/08/2020", "11/12/2020"], "%m/%d/%Y and %d/%m/%Y", "07/08/2020"),
+        (["1.2.2020 9:00", "3.3.2020 9:00"], "%m.%d.%Y %H:%M and %d.%m.%Y %H:%M", "1.2.2020 9:00"),
+        (["12-11-10", "12-11-09"], "%m-%d-%y and %d-%m-%y", "12-11-10"),
+        (["05 03, 2014", "04 10, 2014"], "%m %d, %Y and %d %m, %Y", "05 03, 2014"),
+    ],
+)
+def test_dates_that_do_not_say_which_number_is_the_month_are_refused(times, forms, shown):
+    message = (
+        rf"the data set: column 'timestamp' may be read in two ways \({forms}\), because no date"
+        rf" shows which, such as '{shown}': write dates as 2020-12-31"
+    )
+    with pytest.raises(ValueError, match=message):
+        load_interactions(rows(times), min_interactions=1)
 
 
 @pytest.mark.parametrize("name", ["user", "item", "timestamp"])

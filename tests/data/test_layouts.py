@@ -443,7 +443,7 @@ CHATS = [
 def test_chats_with_a_user_are_no_interactions(tmp_path):
     path = tmp_path / "chat.jsonl"
     path.write_text("\n".join(map(json.dumps, CHATS)))
-    with pytest.raises(ValueError, match="has columns user, assistant, history, and none that"):
+    with pytest.raises(ValueError, match="has columns user, assistant, history, and several"):
         recognise(path)
     path.write_text("\n".join(json.dumps({"history": ["a b"], "text": "a b c d"}) for _ in CHATS))
     assert recognise(path) == "text"

@@ -240,6 +240,7 @@ def test_wrapped_lines_are_paragraphs(tmp_path):
         ({"question": "one two three four", "answer": "one two three four"}, None),
         ({"a": 1, "b": 2.5}, None),
         ({"id": "x", "url": "y"}, None),
+        ({"prompt": "one two three four", "completion": "one two three four"}, None),
     ],
 )
 def test_the_column_that_can_only_be_the_text(tmp_path, columns, expected):
@@ -249,7 +250,8 @@ def test_the_column_that_can_only_be_the_text(tmp_path, columns, expected):
         for read in (recognise, load_text):
             with pytest.raises(
                 ValueError,
-                match=f"mine.jsonl has columns {names}, and none that must .* text_column, or",
+                match=f"mine.jsonl has columns {names}, and (none that must|several hold text)"
+                ".* text_column, or",
             ) as caught:
                 read(path)
             assert "user_column" in str(caught.value)
@@ -720,8 +722,19 @@ def test_hostile_files_are_one_clear_error(tmp_path, name, content):
 
 
 def test_one_huge_line_is_too_few_rows(tmp_path):
-    with pytest.raises(ValueError, match=r"holds 1 different rows of text"):
+    message = (
+        r"holds 1 different rows of text .* the longest has 4,999,999 characters, so break it into"
+        " lines"
+    )
+    with pytest.raises(ValueError, match=message):
         load_text(lines(tmp_path / "text8.txt", ["word " * 1_000_000]))
+
+
+def test_columns_of_text_that_could_each_be_meant_are_named(tmp_path):
+    rows = [{"id": 1, "prompt": "one two three four", "completion": "five six seven eight"}] * 5
+    message = r"several hold text \(prompt, completion\): write them together in a column text, or"
+    with pytest.raises(ValueError, match=message):
+        load_text(write(tmp_path / "pairs.jsonl", rows))
 
 
 ROWS = st.lists(

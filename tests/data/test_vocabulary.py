@@ -110,3 +110,9 @@ def test_what_is_neither_a_tokenizer_nor_a_list_is_refused(given):
     """The name of a tokenizer would be a list of its letters."""
     with pytest.raises(ValueError, match=r"^processing_class=.* is neither a tokenizer nor a list"):
         vocabulary_of(given)
+
+
+@pytest.mark.parametrize("given", ["gpt2", b"gpt2", {"the": 0}, {"the"}, 3], ids=str)
+def test_what_has_no_entries_in_an_order_is_no_vocabulary(given):
+    with pytest.raises(ValueError, match="is neither a tokenizer nor a list of names: give a"):
+        vocabulary_of(given)

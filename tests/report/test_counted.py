@@ -74,7 +74,9 @@ def test_text_is_scored_and_written(of_text, text, sequences):
 
 
 @pytest.mark.parametrize(
-    "texts", ["a text", [], (), ["a text", None], [3]], ids=["one", "none", "empty", "null", "3"]
+    "texts",
+    ["a text", [], (), ["a text", None], [3], 3],
+    ids=["one", "none", "empty", "null", "number", "no list"],
 )
 def test_what_is_no_list_of_texts_is_not_scored(of_text, texts):
     """One text would be taken for a list of its letters."""
@@ -110,6 +112,10 @@ def test_the_rows_of_a_file_are_found_as_where_they_were_counted(of_text, text, 
     (tmp_path / "more.csv").write_text("id,review\n1,a b\n")
     with pytest.raises(ValueError, match="has columns id, review, and no 'body'"):
         of_text.sequences_of(tmp_path / "more.csv", text_column="body")
+    with pytest.raises(ValueError, match=r"^rows='word' is unknown: give line or paragraph"):
+        of_text.sequences_of(tmp_path / "more.txt", rows="word")
+    with pytest.raises(TypeError, match="column"):  # it was left out of account
+        of_text.sequences_of(tmp_path / "more.txt", column="body")
 
 
 def test_items_are_recommended_by_their_names(of_items):

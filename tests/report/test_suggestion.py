@@ -151,7 +151,7 @@ def test_the_comparison_takes_the_student_of_the_trial(text, finished, monkeypat
     c = Comparison.of_trainer(trainer, text[0], num_students=1)
     again = on_summary(c, "trained again")
     monkeypatch.setattr(Comparison, "on_summary_each", None)
-    first = first_rows(c, "ours", found.long_row(c), tried=found.student)[0]
+    first = first_rows(c, found.first_row("ours"), found.long_row(c))[0]
     assert (first.nbytes, first.steps) == (again.nbytes, again.steps)
     assert np.array_equal(first.students[0], again.students[0])
     assert first.seconds == found.student.seconds

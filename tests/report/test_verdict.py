@@ -13,6 +13,7 @@ from tiny_trainer import tiny_trainer
 
 from farzi_hf.report.comparison import Comparison, Measured, pooled_row
 from farzi_hf.report.full_data import FULL, LONG, SAME_SECONDS
+from farzi_hf.report.rows import NewRow
 from farzi_hf.report.verdict import Verdict, compare, first_rows
 from farzi_hf.tasks import LanguageModeling, Recommendation
 
@@ -83,7 +84,7 @@ def test_rows_that_are_due_already_are_cut(tmp_path, sequences, tokenizer, capsy
     trainer = tiny_trainer(tmp_path, sequences, tokenizer, max_steps=0)
     c = Comparison.of_trainer(trainer, sequences)
     long = measured(LONG, 50.0, 100_000, 100.0)
-    found = first_rows(c, "Farzi", long, due=0.0)
+    found = first_rows(c, NewRow("Farzi"), long, due=0.0)
     names = [row.method for row in found]
     assert names[:2] == ["Farzi", LONG]
     assert SAME_SECONDS not in names
@@ -225,6 +226,21 @@ def test_full_data_that_still_learn_are_said_to():
     row = pooled_row(TASK, [rows[1]])
     assert TASK.readable(row)["trained on"] == "full data, long (still learning)"
     assert row["way"] == "soap, rate 0.01"
+
+
+def test_shares_of_rows_that_get_nothing_right_are_told_in_words():
+    task = Recommendation([str(i) for i in range(2000)])
+    missed = np.array([[900.0, 0.5]] * 8)
+    hit = np.array([[3.0, 0.9], *missed[1:]])
+    rows = [
+        Measured("Farzi", [hit], 1000, 100, 1.0),
+        Measured(LONG, [hit], 100_000, 100, 10.0),
+        Measured("popularity", [missed], 100_000, None, None),
+    ]
+    c = SimpleNamespace(task=task, row=lambda part: pooled_row(task, [part]))
+    found = str(Verdict.of(c, rows))
+    assert "Our student has no share of its quality by HR@100, because that row gets not" in found
+    assert "That is 100 % by HR@100 (95 % interval 0–∞ %)" in found
 
 
 def test_a_student_of_text_that_an_ngram_wrote_is_never_worth_it(tmp_path, sequences, tokenizer):

@@ -241,6 +241,19 @@ def test_arguments_of_ones_own_keep_their_rate(tmp_path):
     assert trainer.create_optimizer().param_groups[0]["lr"] == args.learning_rate == 0.125
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "soap"])
+@pytest.mark.parametrize("rate", [-1, 0.0, float("nan"), float("inf"), "0.01", True])
+def test_a_rate_that_trains_nothing_is_refused(optimizer, rate, tmp_path):
+    farzi = carrier("teacher")
+    farzi.config.inner |= {"optimizer": optimizer}
+    model = AutoModelForCausalLM.from_config(config_of("gpt2"))
+    message = rf"learning_rate {rate!r} trains nothing: give a number such as 0\.01"
+    with pytest.raises(ValueError, match=message):
+        farzi.trainer(model, tmp_path, learning_rate=rate)
+    with pytest.raises(ValueError, match=message):
+        farzi.training_arguments(tmp_path, learning_rate=rate)
+
+
 def test_a_training_can_have_the_whole_rate():
     students = students_of(carrier("teacher"), config_of("gpt2", n_layer=2))
     whole = replace(students.training, lowers_rate=False)

@@ -273,8 +273,7 @@ def rows_of_ids(ids: Tensor | Sequence[Sequence[int]]) -> Tensor:
     is_table = rows.ndim == 2 and len(rows) > 0 and rows.shape[1] > 1
     if not is_table or rows.is_floating_point() or rows.dtype == torch.bool:
         raise ValueError(
-            f"ids are {rows.dtype} of shape {tuple(rows.shape)}; give integers (n, L), a row or"
-            " more"
-            " of two ids or more"
+            f"ids are {rows.dtype} of shape {tuple(rows.shape)}; give integers (n, L), one row or"
+            " more, of two ids or more"
         )
     return rows

@@ -76,7 +76,8 @@ class StoredLabels(Labels):
             of_labels: sentences on the labels, at the end of the description.
             origin, facts: see `LabelWords`.
         """
-        count, length = self.config.num_sequences, self.config.sequence_length
+        count = self.config.num_sequences
+        length = self.config.sequence_length
         numbers = inputs.numbers + self.numbers_per_position
         return LabelWords(
             tags=DISTILLED,

@@ -153,7 +153,8 @@ class OwnLabels(StoredLabels):
         return terminal_cells_of_label(position, likeliest)
 
     def tables(self, contents: Contents) -> list[Table]:
-        tensors, inputs = contents.tensors, contents.forms.inputs
+        tensors = contents.tensors
+        inputs = contents.forms.inputs
 
         def labels() -> pa.Table:
             column = {"labels": list_column(tensors["label_latents"])}
@@ -172,7 +173,9 @@ class OwnLabels(StoredLabels):
 
     def torch_code(self) -> str:
         config = self.config
-        count, length, size = config.num_sequences, config.sequence_length, config.vocab_size
+        count = config.num_sequences
+        length = config.sequence_length
+        size = config.vocab_size
         return (
             f'Y = torch.tensor(labels[:]["labels"])  # ({count}, {length}, {config.label_dim})\n'
             'E = torch.tensor(label_decoder[:]["decoder"]).T'

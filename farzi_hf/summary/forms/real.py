@@ -142,7 +142,8 @@ class RealLabels(StoredLabels):
         return [f"farzi show {repo}"]
 
     def words(self, inputs: InputWords, vocabulary: Vocabulary, nbytes: int) -> LabelWords:
-        count, all_rows = self.config.num_sequences, self.config.num_rows
+        count = self.config.num_sequences
+        all_rows = self.config.num_rows
         return LabelWords(
             tags=("data-selection",),
             title=f"{count:,} rows, with weights, of",

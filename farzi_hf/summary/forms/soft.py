@@ -138,7 +138,9 @@ class SoftInputs(StoredInputs):
 
     def torch_code(self) -> str:
         config = self.config
-        count, length, size = config.num_sequences, config.sequence_length, config.vocab_size
+        count = config.num_sequences
+        length = config.sequence_length
+        size = config.vocab_size
         return (
             f'Z = torch.tensor(latents[:]["latents"])  # ({count}, {length}, {config.latent_dim})\n'
             f'D = torch.tensor(decoder[:]["decoder"]).T  # ({config.latent_dim}, {size})\n'

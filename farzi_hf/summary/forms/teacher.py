@@ -97,8 +97,8 @@ class TeacherLabels(Labels):
     class Settings:
         student_start: str | None = setting(
             None,
-            "how students begin: with the tables of the carried teacher, or at random; by default"
-            " teacher, or random where there are outer steps",
+            "how students begin: with the carried teacher's tables, and its layers where they fit,"
+            " or at random; by default teacher, or random where there are outer steps",
             table=STUDENT_STARTS,
         )
 
