@@ -7,12 +7,11 @@ sources that outer steps learn for a target.
     python recipes/mixture.py … --trainings 8 --kept OUTPUT/mixtures-cosmos   # known shares again
 
 FOLDER has `instructions`: a pool and five targets, each with a dev and a test part, as gzipped JSON
-lines with `prompt`, `completion` and `source`. Templates of one data set are one source, unless you
-give `--group_by template`. Loss is on completions alone. One training and one backward pass give
-the matrix. Learnt mixtures are compared with equal shares, all rows (shares by size), the target's
-own source alone, and shares by the scores of n-grams and of one training, also times the length of
-answers, by fresh trainings of equal length on the target's test part. What each way has chosen is
-kept in `output_dir`, so a run that was stopped goes on.
+lines with `prompt`, `completion` and `source`. Templates of one data set are one source. Loss is on
+completions alone. One training and one backward pass give the matrix. Learnt mixtures are compared
+with equal shares, all rows (shares by size), the target's own source alone, and shares by the
+scores of n-grams and of one training, by fresh trainings of equal length on the target's test part.
+What each way has chosen is kept in `output_dir`, so a run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import gzip
 import json
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,15 +30,14 @@ from weigh import AsBefore, small_gpt2
 
 from farzi_hf.attribution import attribute
 from farzi_hf.attribution.choice import Chosen, choice_file, choose
-from farzi_hf.attribution.choosers import AllRows, Chooser, NGramImportance, SelectionProblem
+from farzi_hf.attribution.choosers import AllRows, Chooser, SelectionProblem
 from farzi_hf.attribution.groups import Groups
-from farzi_hf.attribution.mixtures import Mixture, SharesByScores, mixtures_of
+from farzi_hf.attribution.mixtures import Mixture, mixtures_of
 from farzi_hf.attribution.smoothness import smoothness
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.cli.own_rows import OwnRows, text_rows
 from farzi_hf.cli.program import keep_freed_memory, run
 from farzi_hf.common.tensors import load_tensors
-from farzi_hf.data import IGNORED
 from farzi_hf.data.seeds import seeded
 from farzi_hf.data.text import bpe_tokenizer
 from farzi_hf.report import markdown, save_json
@@ -85,13 +83,9 @@ _SHOWN = 6
 """How many of the largest shares are printed."""
 
 
-def source_of(template: str) -> str:
-    """The data set that a template is of."""
-    return next(name for name in SOURCES if template.startswith(name))
-
-
-GROUPS: dict[str, Callable[[str], str]] = {"source": source_of, "template": str}
-"""The group that a row of a template is in, by the value of `--group_by`."""
+def source_of(row: Mapping[str, str]) -> str:
+    """The data set that a row is of, whatever template wrote it."""
+    return next(name for name in SOURCES if row["source"].startswith(name))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -102,8 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
     pool, parts, tokenizer = read(args)
-    group_of = GROUPS[args.group_by]
-    groups = Groups([group_of(row["source"]) for row in pool.own])
+    sources = [source_of(row) for row in pool.own]
     with seeded(args.seed):
         trainer = small_gpt2(
             pool.dataset(),
@@ -117,14 +110,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     targets = {name: parts[name, "dev"].dataset() for name in args.targets}
     if not (folder / "matrix" / "README.md").exists():
-        found = attribute(trainer, targets, groups=groups.of_rows)
+        found = attribute(trainer, targets, groups=sources)
         found.save(folder / "matrix")
         print(f"{time.perf_counter() - begin:.0f} s: the matrix", flush=True)
         print(markdown(found.table_of_groups()), flush=True)
     trainings = Trainings.of(trainer, args.seed)
     goals = [args.together] if args.together else [[name] for name in args.targets]
     for names in goals if args.outer_steps else ():
-        rows = mixtures(trainings, names, parts, groups, pool, args, folder)
+        rows = mixtures(trainings, names, parts, sources, args, folder)
         said = "+".join(names)
         print(
             f"\n{time.perf_counter() - begin:.0f} s: target {said}\n\n{markdown(rows)}", flush=True
@@ -155,9 +148,7 @@ def read(args: Namespace) -> tuple[OwnRows, dict[tuple[str, str], OwnRows], obje
 
 
 class OwnSources(Mixture):
-    """Equal shares of the sources that the targets are of, which no other way may know. Templates
-    of a source share its part by their sizes.
-    """
+    """Equal shares of the sources that the targets are of, which no other way may know."""
 
     name = "its own source alone"
     is_cheap = True
@@ -169,36 +160,10 @@ class OwnSources(Mixture):
     @property
     def are_own(self) -> Tensor:
         """(G,): whether a source is one of them."""
-        return torch.tensor([source_of(name) in self.names for name in self.groups.names])
+        return torch.tensor([name in self.names for name in self.groups.names])
 
     def numbers(self, problem: SelectionProblem) -> Tensor:
-        sources = Groups([source_of(name) for name in self.groups.names])
-        sizes = self.groups.sizes.float()
-        of_source = torch.zeros(len(sources.names)).index_add(0, sources.members, sizes)
-        parts = sizes / of_source[sources.members]
-        return torch.where(self.are_own, parts.log(), -torch.inf)
-
-
-class ByAnswers(Mixture):
-    """The shares of another way, times the mean number of ids in the answers of a group: a step is
-    so many rows, and rows of long answers say more.
-    """
-
-    is_cheap = True
-
-    def __init__(self, way: Mixture, pool: OwnRows) -> None:
-        self.way = way
-        self.groups = way.groups
-        self.pool = pool
-        self.name = f"{way.name}, times the length of answers"
-
-    def cost(self, problem: SelectionProblem) -> int:
-        return self.way.cost(problem)
-
-    def numbers(self, problem: SelectionProblem) -> Tensor:
-        predicted = [sum(label != IGNORED for label in row) for row in self.pool.labels]
-        lengths = self.groups.means(torch.tensor([predicted], dtype=torch.float32))[0]
-        return self.way.numbers(problem) + lengths.log()
+        return torch.where(self.are_own, 0.0, -torch.inf)
 
 
 def as_kept(ways: Sequence[Chooser], folder: Path) -> list[AsBefore]:
@@ -226,12 +191,12 @@ def mixtures(
     trainings: Trainings,
     names: Sequence[str],
     parts: Mapping[tuple[str, str], OwnRows],
-    groups: Groups,
-    pool: OwnRows,
+    sources: Sequence[str],
     args: Namespace,
     folder: Path,
 ) -> list[dict[str, str]]:
     """The table of one target, or of the mean of several."""
+    groups = Groups(sources)
     said = "+".join(names)
     target = {name: parts[name, "dev"].dataset() for name in names}
     test = {name: parts[name, "test"][: args.test_rows].dataset() for name in names}
@@ -239,11 +204,9 @@ def mixtures(
     if not args.kept:
         print(f"{said}: {smoothness(learning, target)}", flush=True)
     folder = folder / f"mixtures-{said}{'-warm' if args.warm else ''}"
-    problem = SelectionProblem(trainings, target, len(pool), learning, folder)
+    problem = SelectionProblem(trainings, target, len(sources), learning, folder)
     own = OwnSources(groups, names)
-    n_grams = [SharesByScores(groups, NGramImportance(), power) for power in (1, 2)]
-    by_answers = [ByAnswers(way, pool) for way in n_grams]
-    ways = [AllRows(), *by_answers, *mixtures_of(groups, args.outer_steps), own]
+    ways = [AllRows(), *mixtures_of(groups, args.outer_steps), own]
     ways = [each for each in ways if not args.only or each.name in args.only]
     if args.kept:
         ways = as_kept(ways, args.kept)
@@ -286,9 +249,6 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     )
     parser.add_argument(
         "--warm", action="store_true", help="shares are learnt in models trained on all rows before"
-    )
-    parser.add_argument(
-        "--group_by", choices=GROUPS, default="source", help="what has a share: sources, templates"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", type=int, default=4000, help="of the pool")

@@ -19,11 +19,8 @@ from tiny_models import config_of
 from transformers import AutoModelForCausalLM
 
 from farzi_hf.attribution.choice import choice_file
-from farzi_hf.attribution.groups import Groups
-from farzi_hf.attribution.mixtures import EqualShares
-from farzi_hf.cli.own_rows import OwnRows
 from farzi_hf.common.tensors import load_tensors
-from farzi_hf.data import IGNORED, load_sample_text, word_tokenizer
+from farzi_hf.data import load_sample_text, word_tokenizer
 
 TINY = (
     "--of_each 40 --target_rows 12 --test_rows 12 --keep 30 --steps 4 --batch_size 6 --width 8"
@@ -122,7 +119,7 @@ def data_dir(tmp_path_factory) -> Path:
             {
                 "prompt": " ".join(text.split()[:2]),
                 "completion": " ".join(text.split()[2:]),
-                "source": f"{sources[i % len(sources)]}_template_{i % 2}",
+                "source": f"{sources[i % len(sources)]}_template",
             }
             for i, text in enumerate(chosen)
         ]
@@ -152,7 +149,7 @@ def test_sources_by_targets_and_their_mixtures(data_dir, tmp_path, capsys):
     assert of["its own source alone"]["share of its own source"] == "1.00"
     assert of["equal shares of groups"]["share of its own source"] == "0.33"
     assert {"mixture, 1 outer steps", "mixture, 1 outer steps, from the best shares"} < of.keys()
-    assert len(rows) == 11
+    assert len(rows) == 9
     assert (tmp_path / "out" / "matrix" / "groups.png").exists()
     mixture.main([*command, "--only", "equal shares of groups"])
     (again,) = json.loads((tmp_path / "out" / "cosmos.json").read_text())
@@ -182,30 +179,6 @@ def test_shares_that_another_run_has_kept_are_measured_again(data_dir, tmp_path)
         assert test[1][:2] == pytest.approx(test[0])
     with pytest.raises(ValueError, match=r"--kept: .* has no choice of these ways"):
         mixture.main([*again, "--kept", str(tmp_path)])
-
-
-def test_templates_have_shares_of_their_own(data_dir, tmp_path):
-    names = ["shares of groups by n-gram importance", "its own source alone"]
-    mixture.main(
-        [
-            *("--data_dir", str(data_dir), "--output_dir", str(tmp_path), "--rows", "50"),
-            *("--steps", "2", "--width", "8", "--batch_size", "4", "--vocab_size", "300"),
-            *("--trainings", "2", "--outer_steps", "1", "--targets", "gsm8k"),
-            *("--group_by", "template", "--only", *names),
-        ]
-    )
-    folder = tmp_path / "mixtures-gsm8k"
-    counted, own = (load_tensors(choice_file(folder, name))[0]["weights"] for name in names)
-    assert len(counted.unique()) == 6  # three sources of two templates
-    assert len(own.unique()) == 2  # templates of a source share by their sizes
-
-
-def test_groups_of_longer_answers_are_read_more():
-    labels = [[IGNORED, 5, 6], [IGNORED, IGNORED, 7], [IGNORED, 1, 2, 3, 4, 5, 6]]
-    pool = OwnRows(labels, labels, [{}] * 3)
-    shares = mixture.ByAnswers(EqualShares(Groups(["a", "a", "b"])), pool)
-    assert shares.name == "equal shares of groups, times the length of answers"
-    assert shares.numbers(None).softmax(0).tolist() == pytest.approx([0.2, 0.8])
 
 
 # -- instructions ----------------------------------------------------------------------------------
