@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from farzi_hf.attribution.groups import Groups, intervals_over_trainings
 from farzi_hf.attribution.queries import check_rows, queries_of
 from farzi_hf.attribution.replay import Replay
 from farzi_hf.attribution.scoring import KeptScores, Scorer
+from farzi_hf.common.checks import check_size
 from farzi_hf.common.files import is_taken
 from farzi_hf.common.text import markdown_text
 from farzi_hf.data import vocabulary_of
@@ -188,10 +190,12 @@ class Attribution:
 
     def top(self, k: int = 10, query: int | None = None) -> list[ScoredRow]:
         """The k rows that lowered a query's loss the most, the best first; by default the mean loss
-        of all queries. Raises ValueError if there is no query of this number.
+        of all queries. Raises ValueError if there is no query of this number, or `k` is negative.
         """
+        k = check_size("k", k, 0)
         count = len(self.scores)
-        if query is not None and not 0 <= query < count:
+        is_number = isinstance(query, Integral) and 0 <= query < count
+        if query is not None and not is_number:
             raise ValueError(f"query={query!r} is none of the {count}; give 0 to {count - 1}")
         queries = slice(None) if query is None else [query]
         scores = self.scores[queries].mean(0)
@@ -209,8 +213,9 @@ class Attribution:
 
     def bottom(self, k: int = 10, query: int | None = None) -> list[ScoredRow]:
         """The k rows that raised it the most, the worst first; where fewer did, those that lowered
-        it the least come after them.
+        it the least come after them. Raises ValueError as `top` does.
         """
+        k = check_size("k", k, 0)
         worst_last = self.top(len(self.texts), query)
         return worst_last[::-1][:k]
 

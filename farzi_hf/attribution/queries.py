@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from farzi_hf.attribution.replay import Replay
+from farzi_hf.attribution.replay import Replay, check_readable
 from farzi_hf.data import IGNORED
 from farzi_hf.distillation import Parameters
 from farzi_hf.distillation.learner import is_constant
@@ -55,7 +55,7 @@ class Queries(ABC):
 
     def check(self, argument: str = "test_dataset") -> None:
         """Raises ValueError unless there is a query, each has something to predict, and the model
-        knows all ids.
+        can read all ids.
 
         Args:
             argument: names the queries in an error.
@@ -66,14 +66,7 @@ class Queries(ABC):
                 f"{argument} has {len(self)} {self.unit}, nothing to predict in {empty}; give rows"
                 " of two tokens"
             )
-        known = self.replay.learner.vocab_size
-        for batch in self.batches():
-            least, largest = map(int, torch.aminmax(batch["input_ids"]))
-            if not 0 <= least <= largest < known:
-                raise ValueError(
-                    f"{argument} has a row with ids from {least} to {largest}, but the model knows"
-                    f" 0 to {known - 1}; use its tokenizer"
-                )
+        check_readable(self.replay.learner, self.batches(), argument)
 
     @abstractmethod
     def _predicts(self, query: int) -> bool:

@@ -25,6 +25,7 @@ from farzi_hf.data import IGNORED
 from farzi_hf.data.seeds import seeded
 from farzi_hf.distillation import Learner, Parameters
 from farzi_hf.distillation.learner import leaves
+from farzi_hf.distillation.learner_model import readable_positions
 from farzi_hf.distillation.processes import together, world
 from farzi_hf.engine import InnerAdam, InnerAdamW, InnerOptimizer, InnerSGD
 
@@ -108,6 +109,8 @@ class Replay(RowTraining):
             not can_be_damped,
             f"damping={damping} has to be a number from 0 on, and 0 with SGD, which has no ε",
         )
+        rows = (replay.batch(loader, [row]) for row in range(replay.num_rows))
+        check_readable(replay.learner, rows, "the trainer's train_dataset")
         gradient = replay._first_gradient()
         if damping == 0:
             return replay
@@ -207,6 +210,34 @@ class Replay(RowTraining):
             loss = loss / len(losses)
         gradient = _gradient(loss, model.parameters())
         return accelerate.utils.reduce(gradient, "mean")
+
+
+def check_readable(learner: Learner, batches: Iterable[dict[str, Tensor]], argument: str) -> None:
+    """Checks that a model knows all ids, and has a position for each.
+
+    Args:
+        batches: of ids.
+        argument: names them in an error.
+
+    Raises:
+        ValueError: it does not.
+    """
+    longest = 0
+    for batch in batches:
+        ids = batch["input_ids"]
+        least, largest = map(int, torch.aminmax(ids))
+        if not 0 <= least <= largest < learner.vocab_size:
+            raise ValueError(
+                f"{argument} has a row with ids from {least} to {largest}, but the model knows 0 to"
+                f" {learner.vocab_size - 1}; use its tokenizer"
+            )
+        longest = max(longest, ids.shape[1])
+    readable = readable_positions(learner.model, longest)
+    if readable < longest:
+        raise ValueError(
+            f"{argument} has a row of {longest:,} ids, but the model reads {readable:,} at most; cut"
+            " such rows"
+        )
 
 
 def _gradient(loss: Tensor, parameters: Iterable[Tensor]) -> Tensor:

@@ -16,7 +16,7 @@ from shutil import get_terminal_size
 from typing import Any
 
 from farzi_hf.cli.arguments import example_configs, parse_arguments
-from farzi_hf.cli.front_door import USAGE, FrontDoor, Options
+from farzi_hf.cli.front_door import USAGE, FrontDoor, Options, check_data
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.cli.run_folder import (
     Left,
@@ -526,11 +526,11 @@ def command(argv: Sequence[str], began: float | None = None) -> None:
     with ends_in_one_line("farzi distil", FileExistsError, NotADirectoryError, PermissionError):
         if "--help_all" in argv:
             parse_arguments((Options, RunSettings, FarziConfig), None, ["--help"], USAGE)
-        if not argv or argv[0].startswith("-"):
-            raise ValueError(
-                "DATA is missing: give a file, a folder, a data set of the Hub, a YAML config, or"
-                f" an example: {', '.join(examples)}"
-            )
+        check_data(
+            argv,
+            "a file, a folder, a data set of the Hub, a YAML config, or an example:"
+            f" {', '.join(examples)}",
+        )
         name = argv[0]
         is_config = name.endswith((".yaml", ".yml"))
         if is_config and Path(name).is_file():

@@ -56,6 +56,23 @@ class Options:
     dry_run: bool = setting(False, "say what would be read and made, and stop")
 
 
+def check_data(argv: Sequence[str], kinds: str) -> None:
+    """Raises ValueError unless the first word may name data.
+
+    Args:
+        kinds: what may be given, for the error.
+    """
+    if not argv:
+        raise ValueError(f"DATA is missing: give {kinds}")
+    if argv[0] == "-":
+        raise ValueError("DATA is '-', but standard input is not read: save it in a file")
+    if argv[0].startswith("-"):
+        raise ValueError(
+            f"DATA is missing: the first word is {argv[0]!r}, and options come after DATA; give"
+            f" {kinds}"
+        )
+
+
 class FrontDoor:
     """The command `farzi distil DATA …` or `farzi suggest DATA …`. Making it reads the data.
 

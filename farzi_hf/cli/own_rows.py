@@ -18,7 +18,8 @@ from farzi_hf.common.text import count_of, terminal_text
 from farzi_hf.data import IGNORED, Interactions, load_interactions
 from farzi_hf.data.chat_template import ChatTemplate
 from farzi_hf.data.files import stream_of
-from farzi_hf.data.own import TEXT, recognise, text_of, whole_rows
+from farzi_hf.data.own import TEXT, TOOLS, recognise, text_of, whole_rows
+from farzi_hf.data.pairs import COMPLETION, PROMPT, are_pairs, before
 from farzi_hf.data.text import ids_and_places_of, ids_of
 
 Span = tuple[int, int]
@@ -83,7 +84,7 @@ class WholeText(Reading):
     def __call__(
         self, row: Mapping[str, Any], template: ChatTemplate, where: str
     ) -> tuple[str, None]:
-        return text_of(row.get(self.column), template, where), None
+        return text_of(row.get(self.column), template, where, row.get(TOOLS)), None
 
 
 class Completion(Reading):
@@ -95,19 +96,19 @@ class Completion(Reading):
     def __call__(
         self, row: Mapping[str, Any], template: ChatTemplate, where: str
     ) -> tuple[str, list[Span]]:
-        parts = [row.get("prompt"), row.get("completion")]
+        parts = [row.get(PROMPT), row.get(COMPLETION)]
         if any(isinstance(part, list) for part in parts):
             prompt, completion = (_messages(part, where) for part in parts)
             if not completion:
                 return "", []
-            return _answers([*prompt, *completion], len(prompt), template, where)
+            chat = [*prompt, *completion]
+            return _answers(chat, len(prompt), template, where, row.get(TOOLS))
         prompt, completion = (_plain(part, where) for part in parts)
         completion = completion.rstrip()
         if not completion:
             return "", []
-        has_blank = not prompt or prompt[-1].isspace() or completion[0].isspace()
-        before = prompt if has_blank else f"{prompt}\n"
-        return before + completion, [(len(before), len(before) + len(completion))]
+        prompt = before(prompt, completion)
+        return prompt + completion, [(len(prompt), len(prompt) + len(completion))]
 
 
 class Answers(Reading):
@@ -116,11 +117,16 @@ class Answers(Reading):
     def __call__(
         self, row: Mapping[str, Any], template: ChatTemplate, where: str
     ) -> tuple[str, list[Span]]:
-        return _answers(_messages(row.get("messages"), where), 0, template, where)
+        chat = _messages(row.get("messages"), where)
+        return _answers(chat, 0, template, where, row.get(TOOLS))
 
 
 def _answers(
-    chat: list[dict[str, Any]], first: int, template: ChatTemplate, where: str
+    chat: list[dict[str, Any]],
+    first: int,
+    template: ChatTemplate,
+    where: str,
+    tools: Any,
 ) -> tuple[str, list[Span]]:
     """The text of a chat, and where the messages of the assistant are in it, from a number on.
 
@@ -129,23 +135,67 @@ def _answers(
         first: the number of the first message that may be predicted.
         template: of the tokenizer.
         where: names the row in an error.
+        tools: that the chat may call.
     """
-    text = text_of(chat, template, where)
-    spans = []
-    begin = 0
-    for number, message in enumerate(chat):
-        content = str(message.get("content") or "").strip()
-        begin = text.find(content, begin)
-        if begin < 0:
-            raise ValueError(
-                f"{where}: the tokenizer's template does not write the text of a message;"
-                " name the --column, and the whole chat is predicted"
-            )
-        end = begin + len(content)
-        if message["role"] == "assistant" and number >= first:
-            spans.append((begin, end))
-        begin = end
+    text = text_of(chat, template, where, tools)
+    contents = [str(message.get("content") or "").strip() for message in chat]
+    marks = [f"\ue000{number}\ue001" for number in range(len(chat))]
+    marked = [
+        {**message, "content": mark} if content else message
+        for message, content, mark in zip(chat, contents, marks, strict=True)
+    ]
+    around = text_of(marked, template, where, tools)
+    places = _places_between(text, around, contents, marks) or _places_in_order(text, contents)
+    if places is None:
+        raise ValueError(
+            f"{where}: the tokenizer's template does not write the text of a message;"
+            " name the --column, and the whole chat is predicted"
+        )
+    spans = [
+        place
+        for number, (message, place) in enumerate(zip(chat, places, strict=True))
+        if message["role"] == "assistant" and number >= first
+    ]
     return text, spans
+
+
+def _places_between(
+    text: str, around: str, contents: Sequence[str], marks: Sequence[str]
+) -> list[Span] | None:
+    """Where contents are in the text of a chat, by the text of the same chat with marks in their
+    place. So an answer "a" is not found in the word "assistant" before it. None where the template
+    writes other things around other contents.
+    """
+    places = []
+    end = 0
+    for content, mark in zip(contents, marks, strict=True):
+        if not content:
+            places.append((end, end))
+            continue
+        before, found, around = around.partition(mark)
+        begin = text.find(before, end)
+        if not found or begin < 0 or text[end:begin].strip():
+            return None
+        begin += len(before)
+        begin += len(text[begin:]) - len(text[begin:].lstrip())
+        if not text.startswith(content, begin):
+            return None
+        end = begin + len(content)
+        places.append((begin, end))
+    return places
+
+
+def _places_in_order(text: str, contents: Sequence[str]) -> list[Span] | None:
+    """Where contents are found in a text, one after the other; None if one is not."""
+    places = []
+    end = 0
+    for content in contents:
+        begin = text.find(content, end)
+        if begin < 0:
+            return None
+        end = begin + len(content)
+        places.append((begin, end))
+    return places
 
 
 def _plain(value: Any, where: str) -> str:
@@ -183,7 +233,7 @@ def reading_of(columns: Sequence[str], column: str | None) -> Reading:
     """
     if column is not None:
         return WholeText(column)
-    if {"prompt", "completion"} <= set(columns):
+    if are_pairs(columns):
         return Completion()
     if "messages" in columns and "text" not in columns:
         return Answers()
@@ -228,8 +278,10 @@ def text_rows(
             f"{source!r}: {after}, in all of {count_of(cut, 'row')}; raise --max_length, up to the"
             " positions of the model"
         )
+    if reading is None:
+        raise ValueError(f"{source!r} is empty: give a file with rows")
     if not ids:
-        is_whole = reading is None or isinstance(reading, WholeText)
+        is_whole = isinstance(reading, WholeText)
         named = f"text in {column or 'text'!r}" if is_whole else "something to predict"
         raise ValueError(f"{source!r} has no rows with {named}; name the --column")
     if cut:
@@ -302,7 +354,8 @@ def groups_of(rows: OwnRows, column: str | None) -> list[str] | None:
     if lacking:
         raise ValueError(
             f"--group {column!r}: row {lacking[0]} has none; its columns are"
-            f" {', '.join(map(repr, rows.own[lacking[0]]))}"
+            f" {', '.join(map(repr, rows.own[lacking[0]]))}; name one that all rows have, or give"
+            " each row a group, such as 'other'"
         )
     return [str(row[column]) for row in rows.own]
 

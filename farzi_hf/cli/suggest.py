@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 
-from farzi_hf.cli.front_door import FrontDoor
+from farzi_hf.cli.front_door import FrontDoor, check_data
 from farzi_hf.cli.program import ends_in_one_line, keep_freed_memory
 from farzi_hf.report.trials import leaderboard
 
@@ -15,10 +15,7 @@ def command(argv: Sequence[str], began: float | None = None) -> None:
     """
     keep_freed_memory()
     with ends_in_one_line("farzi suggest", FileExistsError, NotADirectoryError, PermissionError):
-        if not argv or argv[0].startswith("-"):
-            raise ValueError(
-                "DATA is missing: give a file, a folder or a data set of the Hub, such as mine.txt"
-            )
+        check_data(argv, "a file, a folder or a data set of the Hub, such as mine.txt")
         with redirect_stdout(sys.stderr):
             door = FrontDoor(argv, goes_on=True, began=began)
             if door.options.dry_run:

@@ -56,16 +56,18 @@ class ChatTemplate:
         """Whether it can write chats."""
         return bool(getattr(self.tokenizer, "chat_template", None))
 
-    def text(self, chat: Sequence[Mapping[str, Any]]) -> str:
+    def text(self, chat: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> str:
         """The chat, messages with `role` and `content`, as one text.
+
+        Args:
+            tools: definitions of tools that the template should write, if there are any.
 
         Raises:
             ValueError: the template refuses it, takes more than 5 s or 1 GiB, or is none.
         """
-        messages = [{k: x for k, x in message.items() if x is not None} for message in chat]
         if self._process is None:
             self._start()
-        answer = self._answer(messages)
+        answer = self._answer([_without_none(chat), _without_none(tools) or None])
         if "error" in answer:
             raise ValueError(answer["error"])
         return answer["text"]
@@ -84,11 +86,11 @@ class ChatTemplate:
         )
         self._send([self.tokenizer.get_chat_template(), self.tokenizer.special_tokens_map])
 
-    def _answer(self, messages: list[dict[str, Any]]) -> dict[str, str]:
+    def _answer(self, chat_and_tools: list[Any]) -> dict[str, str]:
         clock = Timer(_TIMEOUT, self._process.kill)
         clock.start()
         try:
-            self._send(messages)
+            self._send(chat_and_tools)
             line = self._process.stdout.readline()
         finally:
             clock.cancel()
@@ -120,6 +122,15 @@ class ChatTemplate:
         self._process = None
 
 
+def _without_none(value: Any) -> Any:
+    """The value without what Arrow fills in: a key that only other rows have is None there."""
+    if isinstance(value, Mapping):
+        return {key: _without_none(x) for key, x in value.items() if x is not None}
+    if isinstance(value, (list, tuple)):
+        return [_without_none(x) for x in value]
+    return value
+
+
 def _serve() -> None:
     """What the other process runs, without an import of ours: it reads the template and the special
     tokens, and then a chat a line, and answers each with a line.
@@ -143,7 +154,9 @@ def _serve() -> None:
         if hasattr(signal, "setitimer"):  # its signal ends the process, also within a C function
             signal.setitimer(signal.ITIMER_PROF, float(seconds))
         try:
-            texts, _ = render_jinja_template([json.loads(line)], chat_template=template, **tokens)
+            chat, tools = json.loads(line)
+            how = {"tools": tools, "chat_template": template, **tokens}
+            texts, _ = render_jinja_template([chat], **how)
             answer = {"text": texts[0]}
         except MemoryError:
             answer = {"error": f"it takes more than {int(memory) >> 20:,} MiB"}

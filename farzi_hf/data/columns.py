@@ -75,7 +75,14 @@ def columns_of(names: Sequence[str], source: Any, given: Given = NONE) -> Column
                 " exactly once; name yours with user_column, item_column and time_column"
                 " (--user_column, --item_column and --time_column on the command line)"
             )
-    return Columns(*(next(iter(chosen[role]), None) for role in NAMES))
+    columns = Columns(*(next(iter(chosen[role]), None) for role in NAMES))
+    read = [name for name in columns if name is not None]
+    if len(set(read)) < len(read):
+        raise ValueError(
+            f"{source}: user_column, item_column and time_column are {', '.join(map(repr, read))}:"
+            " name different columns"
+        )
+    return columns
 
 
 def lists_items(names: Sequence[str]) -> bool:

@@ -124,11 +124,21 @@ def find_files(source: str | Path, data_dir: str | Path | None = None) -> Files 
     those of huggingface_hub's cache.
 
     Raises:
-        ValueError: it can only be a path, and there is nothing to read.
+        ValueError: it can only be a path, and there is nothing to read; or it is an address, a
+            pipe or a device.
     """
     path = Path(data_dir or "", source).expanduser()
     if path.is_file():
         return Files({"train": [path]})
+    if "://" in str(source):
+        raise ValueError(
+            f"{str(source)!r} is an address, which is not fetched: download the file, or name a data"
+            " set of the Hub as user/name"
+        )
+    if path.exists() and not path.is_dir():
+        raise ValueError(
+            f"{str(path)!r} is a pipe or a device, and no file: save what it gives in a file"
+        )
     # What exists is not a pattern, whatever its name is.
     root = next(folder for folder in (path, *path.parents) if folder.is_dir())
     links, files = _plain_files(root, path)

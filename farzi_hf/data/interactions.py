@@ -171,8 +171,9 @@ def _with_a_target(sequences: list[np.ndarray], split: str) -> list[np.ndarray]:
 
 def load_sample_interactions(num_users: int = 1000, seed: int = 0) -> Interactions:
     """The embedded interactions: viewers of `data.samples.SampleCatalogue`. Equal seeds give equal
-    ones.
+    ones. Raises ValueError unless there is a user.
     """
+    check_size("num_users", num_users)
     catalogue = SampleCatalogue(seed)
     return Interactions(
         [catalogue.history() for _ in range(num_users)],

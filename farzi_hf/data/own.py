@@ -5,6 +5,7 @@ A text goes through these steps: the column that holds it is found, its rows are
 split into train, validation and test, and turned into ids by a tokenizer that is given or made.
 """
 
+import json
 import logging
 import os
 import re
@@ -35,6 +36,7 @@ from farzi_hf.data.files import (
 from farzi_hf.data.interactions import SAMPLE_INTERACTIONS
 from farzi_hf.data.layout import is_table, layout_of
 from farzi_hf.data.opening import UnusableFileError
+from farzi_hf.data.pairs import COMPLETION, PROMPT, are_pairs, whole
 from farzi_hf.data.readers import SOURCES
 from farzi_hf.data.sequences import in_memory, stored_sequences
 from farzi_hf.data.text import TEXTS, UNK, bpe_tokenizer, ids_of, word_tokenizer
@@ -45,6 +47,10 @@ logger = logging.getLogger(__name__)
 
 TEXT = "text"
 INTERACTIONS = "interactions"
+TOOLS = "tools"
+"""The column with the definitions of the tools that a row's chat may call."""
+_WHOLE = "prompt and completion"
+"""A column that is added where rows have both."""
 READ_BYTES = 256 << 20
 """Bytes of text that are read of a split at most."""
 _FILES_LOOKED_AT = 100  # to decide what they hold
@@ -70,7 +76,8 @@ class TextData(DatasetDict):
 
     Attributes:
         tokenizer: made `input_ids`.
-        column: the column of the source with the text; None: its files are plain text.
+        column: the column of the source with the text; None: its files are plain text, or rows are
+            prompts with completions.
         split: how the splits came about, in words.
         description: what was read, in one line.
     """
@@ -130,7 +137,8 @@ def recognise(
         _check_header(head, source)
     elif hold_interactions(head):
         return INTERACTIONS
-    _text_column(head, source)  # raises where there is none
+    if not are_pairs(head):
+        _text_column(head, source)  # raises where there is none
     return TEXT
 
 
@@ -193,8 +201,9 @@ def load_text(
 
     Args:
         column: the column with the text, or with the messages of chats, which the tokenizer's
-            template writes out. By default `text`, the messages, the only column of text, or the
-            only one with sentences.
+            template writes out. By default `prompt` and `completion`, one after the other, if there
+            are both; else `text`, the messages, the only column of text, or the only one with
+            sentences.
         tokenizer: a fast one, or its name or folder. By default one is made of the training rows:
             of words if rare words are `<unk>` already, as in Penn Treebank, else byte-level BPE.
         data_dir: the folder in which the path begins.
@@ -242,7 +251,8 @@ def load_text(
     data = TextData(_with_ids(splits.texts, tokenizer, path_or_repo))
     sizes = [len(part) for part in data.values()]
     data.tokenizer = tokenizer
-    data.column = column if kind == "text" else reading.column
+    is_given = kind == "text" or reading.column == _WHOLE
+    data.column = column if is_given else reading.column
     data.split = f"{splits.origin} ({' / '.join(f'{size:,}' for size in sizes)})"
     if splits.duplicates:
         count = count_of(splits.duplicates, "duplicate")
@@ -286,8 +296,14 @@ def _reading(
         raise ValueError(f"rows={rows!r} is unknown: give line or paragraph, or leave it out")
     if kind == "text":
         return _plain_text(streams, source, rows)
-    column = _column_to_read(streams, source, column, kind)
-    return _Reading(streams(column=column), column, f"in column {column!r}")
+    head = _head(streams(), source)
+    if column is None and are_pairs(head):
+        wholes = {part: stream.map(_with_the_whole) for part, stream in streams().items()}
+        return _Reading(wholes, _WHOLE, f"of {PROMPT!r} and {COMPLETION!r}")
+    column = _column_to_read(head, source, column, kind)
+    has_tools = TOOLS in head and any(map(_is_chat, head.get(column, ())))
+    read = streams() if has_tools else streams(column=column)
+    return _Reading(read, column, f"in column {column!r}")
 
 
 def first_texts(
@@ -317,11 +333,13 @@ def _plain_text(streams: Streams, source: str | Path, rows: str | None) -> _Read
     return _Reading(streams(rows=rows), "text", f"a {rows} each")
 
 
-def _column_to_read(
-    streams: Streams, source: str | Path, given: str | None, kind: str | None
-) -> str:
+def _with_the_whole(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What is added to a row that is a pair."""
+    return {_WHOLE: whole(row)}
+
+
+def _column_to_read(head: Columns, source: str | Path, given: str | None, kind: str | None) -> str:
     """The column with the text. A field of JSON that is given may begin after the first rows."""
-    head = _head(streams(), source)
     if kind == "csv" and given is None:
         _check_header(head, source)
     if kind == "json" and given is not None:
@@ -454,7 +472,8 @@ def texts_of(
     for the blank lines of a plain text, which only divide it.
     """
     if stream.features:
-        stream = stream.select_columns(column)
+        read = [name for name in (column, TOOLS) if name in stream.features]
+        stream = stream.select_columns(read)
     with ChatTemplate(tokenizer) as template:
         return _texts_of(stream, column, template, source, is_plain)
 
@@ -464,9 +483,9 @@ def _texts_of(
 ) -> list[str]:
     texts = []
     size = 0
-    for row, value in enumerate(_values(stream, column, source)):
+    for row, (value, tools) in enumerate(_values(stream, column, source)):
         where = f"{source}: row {row} (counted from 0) of column {column!r}"
-        text = _written(value, template, where).lstrip("\n\ufeff").rstrip()
+        text = _written(value, template, where, tools).lstrip("\n\ufeff").rstrip()
         content = text.encode(errors="replace")  # without halves of surrogate pairs
         size += len(content)
         texts.append(content.decode())
@@ -492,26 +511,29 @@ def whole_rows(stream: IterableDataset, source: Any) -> Iterator[dict[str, Any]]
             yield dict(zip(batch, values, strict=True))
 
 
-def text_of(value: Any, template: ChatTemplate, where: str) -> str:
+def text_of(value: Any, template: ChatTemplate, where: str, tools: Any = None) -> str:
     """A text or a number as it is, and a chat as the tokenizer's template writes it; without blanks
     at its end. "" of nothing.
 
     Args:
         where: names the row in an error.
+        tools: definitions of tools that the template should write, or the same as JSON.
 
     Raises:
         ValueError: it is neither, or the tokenizer cannot write it.
     """
-    text = _written(value, template, where).lstrip("\n\ufeff").rstrip()
+    text = _written(value, template, where, tools).lstrip("\n\ufeff").rstrip()
     return text.encode(errors="replace").decode()  # without halves of surrogate pairs
 
 
-def _values(stream: IterableDataset, column: str, source: Any) -> Iterator[Any]:
+def _values(stream: IterableDataset, column: str, source: Any) -> Iterator[tuple[Any, Any]]:
+    """The values of a column, and the tools of their rows; None where there are none."""
     for batch in _batches(stream, _ROWS_AT_ONCE, source):
-        yield from batch.get(column, ())
+        values = batch.get(column, ())
+        yield from zip(values, batch.get(TOOLS, [None] * len(values)), strict=True)
 
 
-def _written(value: Any, template: ChatTemplate, where: str) -> str:
+def _written(value: Any, template: ChatTemplate, where: str, tools: Any = None) -> str:
     """A text or a number as it is, and a chat as the tokenizer's template writes it."""
     is_nan = value != value
     if value is None or is_nan or value == []:
@@ -522,10 +544,12 @@ def _written(value: Any, template: ChatTemplate, where: str) -> str:
         return str(value)
     if not _is_chat(value):
         raise ValueError(f"{where} holds neither text nor a chat, but {value!r:.80}: {_OPTIONS}")
-    return _chat_text(value, template, where)
+    return _chat_text(value, template, where, tools)
 
 
-def _chat_text(messages: list[dict[str, Any]], template: ChatTemplate, where: str) -> str:
+def _chat_text(
+    messages: list[dict[str, Any]], template: ChatTemplate, where: str, tools: Any
+) -> str:
     """A chat as the tokenizer's template writes it, without BOS and EOS, which `ids_of` adds."""
     tokenizer = template.tokenizer
     named = f"tokenizer={getattr(tokenizer, 'name_or_path', None)!r}"
@@ -535,7 +559,8 @@ def _chat_text(messages: list[dict[str, Any]], template: ChatTemplate, where: st
             " chat model (--tokenizer on the command line), or write each chat into a column text"
         )
     try:
-        text = template.text(messages).strip()
+        tools = json.loads(tools) if isinstance(tools, str) and tools else tools
+        text = template.text(messages, tools).strip()
     except ValueError as error:
         raise ValueError(
             f"{where} holds a chat that the template of {named} refuses ({reason(error)}): mend the"

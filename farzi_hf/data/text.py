@@ -24,6 +24,7 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from farzi_hf.common.checks import check_size
 from farzi_hf.data.files import DataUnavailableError
 from farzi_hf.data.opening import opened
 from farzi_hf.data.samples import SampleGrammar
@@ -108,10 +109,7 @@ def load_sample_text(num_sentences: int = 10_000, seed: int = 0) -> DatasetDict:
         num_sentences: the number of sentences in the three splits together, at least 10.
         seed: equal seeds give equal corpora.
     """
-    if num_sentences < 10:
-        raise ValueError(
-            f"num_sentences={num_sentences} leaves a split empty: ask for at least 10."
-        )
+    check_size("num_sentences", num_sentences, 10)  # fewer leave a split empty
     grammar = SampleGrammar(seed)
     sentences: dict[str, None] = {}  # a set that keeps the order
     while len(sentences) < num_sentences:
@@ -236,8 +234,7 @@ def bpe_tokenizer(sentences: Iterable[str], vocab_size: int = 8000) -> PreTraine
 
 
 def _check(sentences: Iterable[str], vocab_size: int, least: int = 1) -> None:
-    if vocab_size < least:
-        raise ValueError(f"vocab_size={vocab_size} is too small: give {least} or more.")
+    check_size("vocab_size", vocab_size, least)
     if isinstance(sentences, str):  # its letters would be the sentences
         raise ValueError("sentences is one text: pass a list of them, such as [text].")
 

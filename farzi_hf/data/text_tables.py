@@ -123,8 +123,8 @@ def _read(
     except (pa.ArrowInvalid, UnicodeDecodeError, OSError) as error:
         due = f"lines of {','.join(names)}" if names else "a header and lines as long as it"
         raise ValueError(
-            f"{path} does not hold {due} throughout ({reason(error)}): it is cut short or another"
-            " file"
+            f"{path} does not hold {due} throughout ({reason(error)}): it is cut short, another"
+            " file, or in another encoding; save that as UTF-8"
         ) from None
     return table
 

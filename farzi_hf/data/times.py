@@ -6,6 +6,7 @@ dates read all of it and differ, the column is refused, because 1/2/2020 does no
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from itertools import product
 from typing import Any
 
@@ -33,9 +34,13 @@ _DAYS = (
     *("%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%b %d, %Y", "%B %d, %Y"),
 )
 _CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
+_ZONES = ("", " UTC", " %z")
 WRITTEN = (
     *_DAYS,
-    *(f"{day}{between}{clock}" for day, between, clock in product(_DAYS, (" ", ", "), _CLOCKS)),
+    *(
+        f"{day}{between}{clock}{zone}"
+        for day, between, clock, zone in product(_DAYS, (" ", ", "), _CLOCKS, _ZONES)
+    ),
     "%a %b %d %H:%M:%S %z %Y",  # of Twitter
     "%a, %d %b %Y %H:%M:%S %z",  # of mails
 )
@@ -97,7 +102,10 @@ def _as_written(column: pa.ChunkedArray, name: str, source: Any) -> np.ndarray |
     texts = encoded.dictionary.to_pandas()
     readings: dict[str, np.ndarray] = {}
     for form in WRITTEN:
-        if _dates(texts[:1], form) is not None and (read := _dates(texts, form)) is not None:
+        if not _reads(form, texts[0]):
+            continue
+        read = _dates(texts, form)
+        if read is not None:
             readings[form] = read
     if not readings:
         return None
@@ -110,6 +118,15 @@ def _as_written(column: pa.ChunkedArray, name: str, source: Any) -> np.ndarray |
                 f" no date shows which, such as {texts[differ[0]]!r}: write dates as 2020-12-31"
             )
     return times[encoded.indices.to_numpy()]
+
+
+def _reads(form: str, text: str) -> bool:
+    """Whether a text is written in this form."""
+    try:
+        datetime.strptime(text, form)
+    except ValueError:
+        return False
+    return True
 
 
 def _dates(texts: pandas.Series, form: str) -> np.ndarray | None:

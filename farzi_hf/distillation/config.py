@@ -134,6 +134,10 @@ class FarziConfig(ConfigFields):
         if self.labels is None:
             # A name that the table does not have is refused later.
             self.labels = INPUTS.get(self.inputs, DrawnInputs).labels_by_default
+        if self.labels not in LABELS:
+            raise ValueError(
+                f"labels={self.labels!r} is unknown; choose one of {', '.join(LABELS)}"
+            )
         if self.max_steps is None and self.num_train_epochs > 0:
             self.max_steps = -1
         if self.inner_optimizer is None and self.max_steps:  # which need its derivative
@@ -225,6 +229,7 @@ class FarziConfig(ConfigFields):
             (self.make_inner_optimizer, "inner optimizer, inner_…"),
             (self.make_adjoint, "adjoint"),
             (self.make_teacher_training, "teacher, teacher_…"),
+            (self.make_packing, "packing, packing_…"),
             (self.make_start, "start"),
             (lambda: made(PretrainedStarts, self, bank=None), "starts"),
             (lambda: self.summary_config(2, teacher=Vocabulary.small_learner), "summary"),

@@ -358,6 +358,19 @@ class ConfigFields(TrainingArguments):
     )
     """λ of the teacher; it helps where learners overfit, on items."""
 
+    teacher_counted_share: float = field(
+        default=0.0,
+        metadata={
+            "help": (
+                "of what a teacher of text should predict, the share that counted n-grams "
+                "predict; the rest is the next token"
+            )
+        },
+    )
+    """Of what a teacher of text should predict, the share that counted n-grams predict; the rest
+    is the next token.
+    """
+
     packing_penalty: float = field(
         default=0.15, metadata={"help": "λ of a carried teacher: the larger, the fewer bytes"}
     )

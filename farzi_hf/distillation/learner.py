@@ -22,6 +22,7 @@ from farzi_hf.distillation.layer_checkpoint import keep_inputs_of_layers
 from farzi_hf.distillation.learner_model import LearnerInit, Parameters
 from farzi_hf.engine.devices import portions, values_are_free
 from farzi_hf.summary.soft_tokens import (
+    GivenTargets,
     HardTargets,
     SoftTokens,
     Targets,
@@ -192,7 +193,8 @@ class Learner:
         dropout: int | None = None,
     ) -> Tensor:
         """L_D(θ): mean cross-entropy in nats of a real batch: `input_ids`, `labels` and, where
-        padded, `attention_mask`, (b, L).
+        padded, `attention_mask`, (b, L); with `targets` (n, V), distributions in the place of the
+        labels of the n entries that are predicted.
 
         Args:
             weights: (b,), how much each sequence counts, or (b, L), each token that is predicted;
@@ -207,14 +209,17 @@ class Learner:
         counted = labels != IGNORED
         if weights is not None:
             weights = weights[:, None].expand_as(counted) if weights.dim() == 1 else weights[:, 1:]
-        # All positions: no shape may depend on the number of those that count.
-        if not values_are_free(counted):
+        given = batch.get("targets")
+        # All positions: no shape may depend on the number of those that count. Targets that were
+        # made for those that count are as many, on any device.
+        if given is None and not values_are_free(counted):
             counts = (counted if weights is None else counted * weights).flatten()
             targets = HardTargets(labels.clamp(min=0).flatten())
             loss = self.loss_of_states(params, states.flatten(0, 1), targets, counts)
             return loss * counted.numel() / counted.sum()  # a quotient of integers would be float32
         counts = None if weights is None else weights[counted]
-        return self.loss_of_states(params, states[counted], HardTargets(labels[counted]), counts)
+        targets = HardTargets(labels[counted]) if given is None else GivenTargets(given)
+        return self.loss_of_states(params, states[counted], targets, counts)
 
     @torch.no_grad()
     def mean_log_rank(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:

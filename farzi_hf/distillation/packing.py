@@ -8,6 +8,7 @@ numbers small, so that they need few bits once they are coded by their entropy:
 A matrix has a scale for each of its columns. Vectors (biases, norms) are few, and stay as they are.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -49,6 +50,13 @@ class Packing:
         (), "the same as teacher_cuts, of the steps in few bits", name="packing_cuts", start=[]
     )
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.penalty < math.inf:
+            raise ValueError(
+                f"packing_penalty must be a finite number from 0 on, got {self.penalty!r}; 0 does"
+                " without it"
+            )
+
     def __call__(
         self,
         farzi: FarziData,
@@ -73,7 +81,8 @@ class Packing:
             cuts = cuts_of("packing_cuts", self.cuts)
             slower = replace(training, optimizer=optimizer, steps=steps, cuts=cuts)
             seed = derive(seed, Purpose.PACKING)
-            loss = real_loss(learner, data, training.batch_size, steps, seed)
+            labelled = replace(data, counted_share=training.counted_share)
+            loss = real_loss(learner, labelled, training.batch_size, steps, seed)
             validation = slower.validation(learner, data)
             trained = self.in_few_bits(slower, loss, params, largest, data.quiet, validation)
             params = trained.params

@@ -23,6 +23,7 @@ from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.engine import InnerOptimizer, TrainingState, train
 from farzi_hf.engine.inner_loop import weights
 from farzi_hf.tasks import Task
+from farzi_hf.tasks.counted_labels import CountedLabels
 
 if TYPE_CHECKING:
     from farzi_hf.distillation.config import FarziConfig
@@ -204,6 +205,8 @@ class RealData:
         ranked: whether the order of the predictions is all that counts. Then the mean ln r of the
             targets, which are r-th of all entries, is in the place of the loss on held-out rows. A
             model that has become too sure of itself may still rank better than before.
+        count: counts the dataset, to label its rows; None where nothing does.
+        counted_share: α, the share of what counts predict in what a model learns to predict.
     """
 
     dataset: Dataset | RowStream
@@ -212,6 +215,8 @@ class RealData:
     quiet: bool = False
     held_out: Dataset | None = None
     ranked: bool = False
+    count: Callable[[Dataset], CountedLabels] | None = None
+    counted_share: float = 0.0
 
     @cached_property
     def _columns(self) -> Dataset:
@@ -224,11 +229,39 @@ class RealData:
         """The rows with these numbers; all by default."""
         return as_rows(self._columns[numbers])
 
-    def batch(self, rows: list[dict[str, Any]]) -> Mapping[str, Tensor]:
+    def batch(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         """A batch on the device."""
         return {
             name: x.to(self.device, non_blocking=True) for name, x in self.collator(rows).items()
         }
+
+    def training_batch(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        """A batch on the device. Where counts have a share, it has `targets` (n, V), too: what the
+        n entries that are predicted should be.
+        """
+        batch = self.batch(rows)
+        if self.counted_share:
+            batch["targets"] = self._targets(rows, batch["labels"])
+        return batch
+
+    def _targets(self, rows: list[dict[str, Any]], labels: Tensor) -> Tensor:
+        """q(v) = (1 − α) [v = w] + α p(v | h), see `farzi_hf.tasks.counted_labels`."""
+        predicted = labels != IGNORED
+        predicted[:, 0] = False
+        counted = self._labels([row["input_ids"] for row in rows], predicted.cpu().numpy())
+        targets = torch.from_numpy(counted).to(labels.device).mul_(self.counted_share)
+        came = labels[predicted][:, None]
+        return targets.scatter_add_(1, came, targets.new_full(came.shape, 1 - self.counted_share))
+
+    @cached_property
+    def _labels(self) -> CountedLabels:
+        """Of the dataset. Raises ValueError if nothing counts it."""
+        if self.count is None or isinstance(self.dataset, RowStream):
+            raise ValueError(
+                f"teacher_counted_share={self.counted_share}: n-grams are counted on a data set of"
+                " text, not on a stream and not on histories of items; leave it out"
+            )
+        return self.count(self.dataset)
 
 
 RealBatches = Callable[[int], Mapping[str, Tensor]]
@@ -244,9 +277,15 @@ def real_batches(data: RealData, batch_size: int, steps: int, seed: int) -> Real
     """
     if isinstance(data.dataset, RowStream):
         rows = data.dataset.shuffled(seed)
-        return lru_cache(maxsize=1)(lambda step: data.batch(list(islice(rows, batch_size))))
+        return lru_cache(maxsize=1)(
+            lambda step: data.training_batch(list(islice(rows, batch_size)))
+        )
     numbers = minibatches(len(data.dataset), batch_size, steps, seed)
-    return lambda step: data.batch(data.rows() if numbers is None else data.rows(numbers[step - 1]))
+
+    def batch_of(step: int) -> Mapping[str, Tensor]:
+        return data.training_batch(data.rows() if numbers is None else data.rows(numbers[step - 1]))
+
+    return batch_of
 
 
 def train_on(

@@ -251,6 +251,8 @@ class TeacherTraining:
         batch_size: real sequences per step.
         count: the number of teachers.
         dropout: whether the learner's own dropout is on.
+        counted_share: α, the share of what n-grams predict in what the learner should predict, see
+            `farzi_hf.tasks.counted_labels`.
         longer: while the loss on held-out rows still falls at the end of the steps at a constant
             rate, they are doubled, up to so many times as many steps.
         kept: a file with the state of the training of the one teacher, from which it goes on;
@@ -268,6 +270,7 @@ class TeacherTraining:
     batch_size: int
     count: int = 1
     dropout: bool = True
+    counted_share: float = 0.0
     longer: int = 1
     kept: Path | None = None
     within: float = math.inf
@@ -295,6 +298,11 @@ class TeacherTraining:
         teacher_weight_decay: float = setting(
             0.0, "λ of the teacher; it helps where learners overfit, on items"
         )
+        teacher_counted_share: float = setting(
+            0.0,
+            "of what a teacher of text should predict, the share that counted n-grams predict; the"
+            " rest is the next token",
+        )
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> TeacherTraining:
@@ -302,10 +310,21 @@ class TeacherTraining:
         have their defaults. Raises ValueError if one cannot be used.
         """
         given = checked(cls.Settings, settings)
+        share = given.teacher_counted_share
+        if not 0 <= share <= 1:
+            raise ValueError(
+                f"teacher_counted_share={share} is no share: give a number from 0 to 1"
+            )
         make = TEACHER_OPTIMIZERS[given.teacher_optimizer]
         optimizer = make(given.teacher_learning_rate, weight_decay=given.teacher_weight_decay)
         cuts = cuts_of("teacher_cuts", settings.get("teacher_cuts", ()))
-        return cls(optimizer, given.teacher_steps, given.teacher_batch_size, cuts=cuts)
+        return cls(
+            optimizer,
+            given.teacher_steps,
+            given.teacher_batch_size,
+            counted_share=given.teacher_counted_share,
+            cuts=cuts,
+        )
 
     @property
     def whole(self) -> TeacherTraining:
@@ -318,7 +337,7 @@ class TeacherTraining:
         """
         loss = real_loss(
             learner,
-            data,
+            replace(data, counted_share=self.counted_share),
             self.batch_size,
             self.steps * self.longer,
             derive(seed, Purpose.TEACHER_MINIBATCHES),

@@ -429,6 +429,7 @@ class FarziTrainer(Trainer):
             quiet=self._quiet,
             held_out=self.held_out,
             ranked=self.task.ranked,
+            count=partial(self.task.counted_labels, vocab_size=self.learner.vocab_size),
         )
 
     @property

@@ -310,7 +310,7 @@ def _loop(
     torch_compile: bool | str,
 ) -> tuple[InnerLoop, Buffers]:
     """The loop, and the parameters at its start."""
-    _check(start, inputs, optimizer, steps, window)
+    _check(inner_loss, start, inputs, optimizer, steps, window)
     loop_class = _loop_class(torch_compile)
     if isinstance(start, TrainingState):
         layout = start.layout
@@ -371,8 +371,15 @@ def _shown(value: Any) -> str:
     return type(value).__name__ if "\n" in printed else printed[:80]
 
 
-def _check(params: Any, inputs: Any, optimizer: Any, steps: Any, window: Any) -> None:
+def _check(
+    inner_loss: Any, params: Any, inputs: Any, optimizer: Any, steps: Any, window: Any
+) -> None:
     """Raises an error unless the arguments of `unroll` are usable together."""
+    if not callable(inner_loss):
+        raise TypeError(
+            f"inner_loss must be a function, got {_shown(inner_loss)}; pass"
+            " inner_loss(params, inputs, step), which returns a scalar"
+        )
     if not isinstance(optimizer, InnerOptimizer):
         raise TypeError(
             f"optimizer must be an InnerOptimizer, got {_shown(optimizer)}; pass InnerAdam(lr=0.01)"

@@ -9,6 +9,7 @@ real position. Position 1 holds the oldest item of the input, in training and in
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from operator import index
 from typing import Any, ClassVar
 
 import torch
@@ -217,7 +218,8 @@ class NextItemModel(SequenceModel):
             exclude_seen: whether to leave out all items of the user's whole history.
 
         Raises:
-            ValueError: a history is empty, an item is unknown, or fewer than k items are left.
+            ValueError: there is no history, one is empty, an item is unknown, or fewer than k items
+                are left.
         """
         self._check_histories(histories, k, exclude_seen)
         was_training = self.training
@@ -235,15 +237,21 @@ class NextItemModel(SequenceModel):
     ) -> None:
         """Raises the errors of `recommend`."""
         num_items = self.config.num_items
+        if len(histories) == 0:
+            raise ValueError("histories is empty: give a list of items for each user")
         for i, history in enumerate(histories):
-            if len(history) == 0 or not 1 <= min(history) <= max(history) <= num_items:
+            if not _are_items(history, num_items):
                 raise ValueError(
                     f"histories[{i}] is {history!r:.200}: give one or more of the items 1 …"
                     f" {num_items}"
                 )
-        left = num_items
-        if exclude_seen:
-            left -= max(len(set(history)) for history in histories)
+        had = [len(set(map(int, history))) for history in histories]
+        if exclude_seen and max(had) == num_items:
+            raise ValueError(
+                f"histories[{had.index(num_items)}] has all {num_items} items, so none is left:"
+                " leave it out, or pass exclude_seen=False"
+            )
+        left = num_items - max(had) if exclude_seen else num_items
         if not 1 <= k <= left:
             raise ValueError(
                 f"k={k} items are asked for: pass a number from 1 to {left}, the items that are"
@@ -273,6 +281,15 @@ class NextItemModel(SequenceModel):
         if can_look and not attention_mask[:, 0].all():
             raise ValueError("attention_mask starts with 0: pad sequences on the right")
         return self.encoder(inputs_embeds)
+
+
+def _are_items(history: Any, num_items: int) -> bool:
+    """Whether these are one or more numbers of items."""
+    try:
+        items = [index(item) for item in history]
+    except TypeError:  # it is no list, or holds something else
+        return False
+    return bool(items) and all(1 <= item <= num_items for item in items)
 
 
 def register(model: type[SequenceModel]) -> type[SequenceModel]:

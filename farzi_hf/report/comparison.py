@@ -238,7 +238,14 @@ class Comparison(Students):
     def real_data(self, sequences: Dataset) -> RealData:
         """Sequences as a student trains on them."""
         rows = self.task.training_rows(sequences, self.length)
-        return RealData(rows, self.task.collator, self.device, self.quiet, ranked=self.task.ranked)
+        return RealData(
+            rows,
+            self.task.collator,
+            self.device,
+            self.quiet,
+            ranked=self.task.ranked,
+            count=partial(self.task.counted_labels, vocab_size=self.learner.vocab_size),
+        )
 
     def real_batch_size(self, sequences: Dataset) -> int:
         """The number of sequences that together have about as many tokens as an inner step."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -59,7 +60,7 @@ MODEL_TYPE = "farzi_counted"
 _BYTES = Stored(None, frozenset({"U8"}))
 
 
-class Counts:
+class Counts(ABC):
     """A counted model with its vocabulary.
 
     Args:
@@ -219,8 +220,7 @@ class CountedText(Counts):
         Raises:
             ValueError: `texts` is no list of texts, or empty.
         """
-        is_list = isinstance(texts, Iterable) and not isinstance(texts, str)
-        found = list(texts) if is_list else []
+        found = list(texts) if _is_list(texts) else []
         if not found or not all(isinstance(text, str) for text in found):
             raise ValueError(f"texts={texts!r:.200}: give a list of one text or more")
         return self.model.log_probabilities(ids_of(self.tokenizer, found))
@@ -298,14 +298,15 @@ class CountedItems(Counts):
         Raises:
             ValueError: an item is unknown, or a history is no list.
         """
-        if isinstance(histories, str) or any(isinstance(history, str) for history in histories):
+        if not _is_list(histories) or not all(map(_is_list, histories)):
             raise ValueError(
                 f"histories={histories!r:.200}: give a list of items for each user, such as"
                 f" {[self.names[1:3]]}"
             )
         places = _first_places(self.names)
-        for name in (name for history in histories for name in history if name not in places):
-            raise ValueError(f"histories have the item {name!r:.200}, which was not counted")
+        for name in chain.from_iterable(histories):
+            if not isinstance(name, str) or name not in places:
+                raise ValueError(f"histories have the item {name!r:.200}, which was not counted")
         ids = [[places[name] for name in history] for history in histories]
         return [[self.names[item] for item in row] for row in self.model.recommend(ids, top_k)]
 
@@ -331,6 +332,11 @@ class CountedItems(Counts):
             [places[names[item]] for item in row if names[item] in places]
             for row in interactions.sequences
         ]
+
+
+def _is_list(values: Any) -> bool:
+    """Whether these are several values: a text is one."""
+    return isinstance(values, Iterable) and not isinstance(values, str)
 
 
 KINDS: dict[str, type[CountedText] | type[CountedItems]] = {
@@ -359,8 +365,21 @@ def count(
         The best model with the task's vocabulary. Its `metrics["table"]` has a row for each model.
 
     Raises:
-        ValueError: there are no rows to count, or a setting cannot be used.
+        ValueError: an argument is of another kind, there are no rows to count, or a setting cannot
+            be used.
     """
+    if not isinstance(task, Task):
+        raise ValueError(
+            f"task={task!r:.200} is none; give LanguageModeling(tokenizer) or"
+            " Recommendation(vocabulary)"
+        )
+    is_mapping = isinstance(dataset, Mapping)
+    missing = [name for name in ("train", "validation") if not is_mapping or name not in dataset]
+    if missing:
+        raise ValueError(
+            f"dataset is a {type(dataset).__name__} without {' and '.join(missing)}; give a"
+            " DatasetDict with both"
+        )
     splits = {name: with_ids(task, rows) for name, rows in dataset.items()}
     vocab_size = task.learner_config(task.learners[0], 8).vocab_size
     best = None

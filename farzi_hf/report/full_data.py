@@ -51,6 +51,8 @@ class RealTraining:
     """Ids in a step, about."""
     dropout: bool = False
     """Whether the learner's own dropout is on."""
+    counted_share: float = 0.0
+    """Of what the learner should predict, the share that counted n-grams predict."""
     weight_decay: float = 0.0
     """Of the optimizer."""
 
@@ -58,6 +60,8 @@ class RealTraining:
         parts = [f"{self.optimizer}, rate {self.rate:g} at width 16, {self.tokens} ids a step"]
         if self.dropout:
             parts.append("with dropout")
+        if self.counted_share:
+            parts.append(f"{self.counted_share:g} of the labels by n-grams")
         if self.weight_decay:
             parts.append(f"weight decay {self.weight_decay:g}")
         return ", ".join(parts)
@@ -67,7 +71,9 @@ class RealTraining:
         rate = self.rate * math.sqrt(16 / learner.model.config.hidden_size)
         optimizer = TEACHER_OPTIMIZERS[self.optimizer](rate, weight_decay=self.weight_decay)
         rows = max(1, round(self.tokens / mean_length))
-        return TeacherTraining(optimizer, steps, rows, dropout=self.dropout)
+        return TeacherTraining(
+            optimizer, steps, rows, dropout=self.dropout, counted_share=self.counted_share
+        )
 
 
 WAYS = (
@@ -172,7 +178,8 @@ class FullData:
 
     def best_in(self, seconds: float, allowed: float = math.inf) -> Tried:
         """The best way to train for so many seconds. All have a third of them; the two best ones,
-        and the best one with dropout, if the learner has any, have all.
+        and the best one with dropout, if the learner has any, and with labels by n-grams, if the
+        teacher had some, have all. To count takes none of these seconds.
 
         Args:
             allowed: seconds for all trials and the row. Ways for which they do not suffice are left
@@ -193,6 +200,8 @@ class FullData:
         finalists = first[:2]
         if self.has_dropout:
             finalists.append(replace(first[0], way=replace(first[0].way, dropout=True)))
+        if share := self.comparison.long_training.counted_share:
+            finalists.append(replace(first[0], way=replace(first[0].way, counted_share=share)))
         finals: list[Tried] = []
         for tried in finalists:
             # A first final trial says nothing without a second one. The row itself takes as long.

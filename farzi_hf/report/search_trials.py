@@ -77,6 +77,10 @@ _MORE_STEPS = 1.25
 """Times the steps that fit into the seconds of a teacher, that are planned."""
 _FEWEST = 100
 """Steps of a teacher, however little time there is."""
+_FEW_STEPS = 1500
+"""Steps up to which a teacher is better with n-grams beside the next token."""
+_MANY_READS = 5
+"""Of each row, from which on it is, too."""
 _MOST = 20_000
 _EPOCHS = 10
 """Steps of a teacher: at most 20,000, or ten times all rows, whichever is more."""
@@ -216,7 +220,9 @@ class SearchTrials:
 
     def step_seconds(self, learner: Mapping[str, Any], steps: int | None = None) -> float:
         """Seconds of a step of a teacher, from so many steps that are timed; by default a few."""
-        trainer = self.trainer(learner, teacher_steps=steps or _TIMED)
+        steps = steps or _TIMED
+        share = self.asked(teacher_counted_share=self.counted_share(steps))
+        trainer = self.trainer(learner, teacher_steps=steps, **share)
         training = trainer.args.make_teacher_training()
         return training.step_seconds(trainer.learner, trainer.real_data, self.seed)
 
@@ -267,6 +273,17 @@ class SearchTrials:
     def asked(self, **settings: Any) -> dict[str, Any]:
         """These settings, with the fixed ones in place."""
         return {name: self.fixed.get(name, value) for name, value in settings.items()}
+
+    def counted_share(self, steps: int) -> float:
+        """α, the share of a teacher's labels that n-grams predict, for a training of so many steps:
+        that of the task where steps are few, so that what counts know is learnt sooner, and where
+        rows are read so often that they would be learnt by heart; else 0, because a teacher comes
+        as close to n-grams as α asks (recipes/LOG.md). 0 on a GPU, too, whose many rows a step
+        would wait for the processor that counts.
+        """
+        reads = steps * self._rows_a_step / len(self.splits["train"])
+        is_worth_it = self.wider == 1 and (steps <= _FEW_STEPS or reads >= _MANY_READS)
+        return self.task.counted_share if is_worth_it else 0.0
 
     @property
     def _rows_a_step(self) -> int:
@@ -321,6 +338,7 @@ class SearchTrials:
         within = math.inf
         if not steps:
             steps, within = self.planned(f"{name}, {len(earlier)}", learner, seconds)
+        share = self.asked(teacher_counted_share=self.counted_share(steps))
         # One of as many steps that was cut is not this one, which has more time.
         cut = [trial for trial in earlier if trial.found.get("teacher_cuts")]
         again = any(trial.found["teacher_steps"] == steps for trial in cut)
@@ -328,7 +346,7 @@ class SearchTrials:
 
         def make() -> dict[str, Any]:
             began = time.perf_counter()
-            trainer = self.trainer(learner, teacher_steps=steps)
+            trainer = self.trainer(learner, teacher_steps=steps, **share)
             state = self.kept.state(folder.name)
             training = self._in_time(trainer, state, within)
             [teacher] = trainer.labelling.teachers(trainer.real_data, training, self.seed)
@@ -343,14 +361,16 @@ class SearchTrials:
             is_short = has_stopped and trained.steps < trained.end
             stopped = ", and not better later" if is_short else ""
             cut = f", cut from {steps:,} by the clock" if _is_cut(trained, steps) else ""
+            beside = ", n-grams beside the next token" if share["teacher_counted_share"] else ""
             numbers = sum(x.numel() for x in teacher.params.values())
             return {
                 **self.judged(trainer, teacher.learner, teacher.params),
                 "nbytes": int(PACKINGS[0][2] * numbers / 8),
-                "why": f"best after {trained.steps:,} steps{stopped}{cut}",
+                "why": f"best after {trained.steps:,} steps{stopped}{cut}{beside}",
                 "found": {
                     "learner": dict(learner),
                     "teacher_steps": steps,
+                    **share,
                     "teacher_cuts": numbers_of_cuts(trained.cuts),
                     "steps": trained.steps,
                     "seconds": round(taken, 2),
@@ -425,7 +445,8 @@ class SearchTrials:
         folder = self.folder / f"{teacher.found['folder']}-{way}"
 
         def make() -> dict[str, Any]:
-            trainer = self.trainer(learner, self.model_of(teacher), **settings)
+            share = {"teacher_counted_share": teacher.found["teacher_counted_share"]}
+            trainer = self.trainer(learner, self.model_of(teacher), **settings, **share)
             training = self._in_time(trainer, self.kept.state(folder.name), within)
             farzi = trainer.model
             _, trained = trainer.labelling.pack(farzi, trainer.real_data, trainer.args, training)

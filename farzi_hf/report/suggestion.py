@@ -43,7 +43,7 @@ import torch
 from datasets import Dataset, DatasetDict
 
 from farzi_hf.common.files import exclusive
-from farzi_hf.common.text import as_written, for_reader, json_text
+from farzi_hf.common.text import as_written, for_reader, json_text, reason
 from farzi_hf.data import flatten_sequences, random_sequences
 from farzi_hf.data.coding import stored_bytes
 from farzi_hf.data.streams import described
@@ -246,6 +246,7 @@ class Search:
         if self.minutes is None:
             self.minutes = 10.0 if self.vocab_size <= 5000 else 30.0
         if self.learner is not None:
+            self._check_learner(self.learner)
             self.learners = [dict(self.learner)]
         else:
             tried = self.task.tried_in(self.minutes * wider, self._fits)
@@ -273,10 +274,10 @@ class Search:
     def _check(self) -> None:
         for name, value in (("bytes", self.most), ("minutes", self.minutes)):
             is_number = isinstance(value, Real) and not isinstance(value, bool)
-            if value is not None and not (is_number and value > 0):
+            if value is not None and not (is_number and 0 < value < math.inf):
                 shown = value if is_number else f"{value!r:.200}"
                 raise ValueError(
-                    f"{name}={shown} leaves no room: give a positive number, or leave it out"
+                    f"{name}={shown} is not usable: give a positive number, or leave it out"
                 )
         present = {name for name, rows in self.splits.items() if len(rows)}
         if missing := {"train", "validation"} - present:
@@ -289,6 +290,16 @@ class Search:
                 f"labels={self.fixed['labels']!r}: trials choose summaries that carry a teacher;"
                 " leave labels out"
             )
+
+    def _check_learner(self, learner: Mapping[str, Any]) -> None:
+        """Raises ValueError if there is no such model, before anything is trained."""
+        try:
+            numbers_of(self.task, learner, self.length)
+        except Exception as error:  # each architecture fails in its own way
+            raise ValueError(
+                f"learner={dict(learner)!r:.300} makes no model ({reason(error)}): give arguments of"
+                " AutoConfig.for_model that do"
+            ) from error
 
     def _long_enough(self, lengths: np.ndarray) -> int:
         """How many ids a row of the summary has. Of items, so many that nineteen users of twenty
@@ -338,7 +349,10 @@ class Search:
         learner = teacher.found["learner"]
         names = ("storage", "packing_penalty", "packing_steps", "packing_cuts")
         of_packing = {name: packed.found[name] for name in names}
-        of_teacher = {name: teacher.found[name] for name in ("teacher_steps", "teacher_cuts")}
+        of_teacher = {
+            name: teacher.found[name]
+            for name in ("teacher_steps", "teacher_cuts", "teacher_counted_share")
+        }
         chosen = {**of_teacher, **of_packing, **student.found}
         config = self.trials.config(learner, self.output_dir, **chosen)
         packed_summary = FarziData.from_pretrained(self.trials.folder / packed.found["folder"])
@@ -398,6 +412,7 @@ class Search:
                 "minutes": self.minutes,
                 "learners": self.learners,
                 "seed": self.seed,
+                "counted_share": self.task.counted_share,
                 "fixed": {name: repr(value) for name, value in self.fixed.items()},
             }
         )

@@ -353,7 +353,10 @@ class TaskData:
 
 def _model(name: str, value: Any) -> dict[str, Any]:
     """The arguments of `AutoConfig.for_model`."""
-    value = from_json(name, value)
+    try:
+        value = from_json(name, value)
+    except ValueError as error:
+        raise ValueError(f'{error}; write it as {{"model_type": "gpt2"}}') from None
     if not isinstance(value, Mapping):
         raise ValueError(f"{name}={value!r} is not a mapping: write fields with their values")
     if "model_type" not in value:

@@ -245,8 +245,8 @@ class RowsDataset(torch.utils.data.IterableDataset):
     def __init__(
         self, source: EndlessRows, num_rows: int | None = None, labels: Tensor | None = None
     ) -> None:
-        is_length = isinstance(num_rows, Integral) and num_rows >= 1
-        if num_rows is not None and not is_length:
+        is_integer = isinstance(num_rows, Integral) and not isinstance(num_rows, bool)
+        if num_rows is not None and not (is_integer and num_rows >= 1):
             raise ValueError(
                 f"num_rows={num_rows!r} is not a length of an epoch; give at least 1, or None"
             )

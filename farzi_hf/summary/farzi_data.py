@@ -36,7 +36,7 @@ from farzi_hf.summary.forms.common_inputs import rows_of_ids
 from farzi_hf.summary.from_teacher import labelled, materialized, summary_of_teacher
 from farzi_hf.summary.inner_settings import OwnOptimizer, inner_optimizer, training_arguments
 from farzi_hf.summary.origins import REAL, Origin
-from farzi_hf.summary.reading import Decoded, check_numbers, hard_rows
+from farzi_hf.summary.reading import Decoded, check_ids, check_numbers, hard_rows
 from farzi_hf.summary.real_rows import summary_of_rows
 from farzi_hf.summary.soft_tokens import SoftTokens
 from farzi_hf.summary.soft_training import SoftTokenCollator
@@ -212,12 +212,16 @@ class FarziData(nn.Module):
 
         Raises:
             ValueError: neither argument is given (the soft tokens of all μ sequences at once would
-                not fit into memory), or `indices` is not a vector of integers.
+                not fit into memory), or `indices` is not a vector of integers, or has none or a
+                negative one where rows are made.
         """
         if functional is not None:
             return functional(self.tensors)
         is_tensor = isinstance(indices, Tensor)
-        if not is_tensor or indices.ndim != 1 or indices.is_floating_point():
+        is_of_integers = (
+            is_tensor and not indices.is_floating_point() and indices.dtype != torch.bool
+        )
+        if not is_of_integers or indices.ndim != 1:
             got = f"{indices!r:.100}"
             if is_tensor:
                 got = f"{indices.dtype} of shape {tuple(indices.shape)}"
@@ -227,6 +231,11 @@ class FarziData(nn.Module):
             )
         source = self.endless()
         if source is not None:
+            if not len(indices) or indices.min() < 0:
+                raise ValueError(
+                    f"indices are {indices.tolist()!r:.100}; give one or more, from 0 on, of rows"
+                    " that are made"
+                )
             indices = torch.cat([source.rows(i, 1) for i in indices.tolist()])
         inputs, labels = self.forms.batch(self.tensors, indices)
         tokens = inputs if isinstance(inputs, SoftTokens) else labels
@@ -556,15 +565,14 @@ class FarziData(nn.Module):
                 " labels='teacher'"
             )
         ids = rows_of_ids(ids)
+        check_ids("ids", {"ids": ids}, self.config.vocab_size, "give ids of its vocabulary")
         config = copy.copy(self.config)
         config.inputs = TokenInputs.name
         config.num_sequences, config.sequence_length = ids.shape
         config.origin = REAL.name  # nobody knows who wrote them
         device = self.teacher.device
         tensors = {**self.tensors, "input_ids": ids.int().to(device)}
-        summary = type(self)(config, self.processing_class, tensors)
-        summary.forms.inputs.check_numbers(summary.tensors, "give ids of its vocabulary")
-        return summary
+        return type(self)(config, self.processing_class, tensors)
 
     def start(self, model: PreTrainedModel, seed: int = 0) -> list[str]:
         """Sets what the carried teacher knows of the vocabulary into a new model of any kind and

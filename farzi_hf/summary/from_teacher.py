@@ -17,7 +17,7 @@ from farzi_hf.summary.endless import DrawnRows
 from farzi_hf.summary.forms import INPUTS, OwnLabels, TeacherLabels, TokenInputs
 from farzi_hf.summary.inner_settings import STUDENTS_OF_A_TEACHER
 from farzi_hf.summary.origins import MADE_UP
-from farzi_hf.summary.soft_tokens import vocabulary_size
+from farzi_hf.summary.soft_tokens import check_is_model, vocabulary_size
 from farzi_hf.summary.store.tensor_file import SHARES, TEACHER
 from farzi_hf.summary.teacher import check_made_again, plain_config, teacher_model
 
@@ -39,6 +39,7 @@ def summary_of_teacher(
     seed: int,
 ) -> FarziData:
     """See `FarziData.from_teacher`. `kind` is the class of the summary."""
+    check_is_model(teacher, "teacher")
     shares = _shares(frequencies, vocabulary_size(teacher))
     config = FarziDataConfig(
         num_sequences,
@@ -146,7 +147,9 @@ def _first_rows(farzi: FarziData, num_sequences: int, length: int) -> Tensor:
             teacher.check(teacher.tensors, some, "teacher", "give a smaller sequence_length")
         ids = source.rows(0, num_sequences)
     if ids.shape != (num_sequences, length):
+        config = farzi.config
         raise ValueError(
-            f"num_sequences={num_sequences}, sequence_length={length}: it has {tuple(ids.shape)}"
+            f"num_sequences={num_sequences}, sequence_length={length}: the summary stores"
+            f" {config.num_sequences} rows of {config.sequence_length} ids; give no more"
         )
     return ids

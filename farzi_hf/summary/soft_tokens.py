@@ -62,6 +62,47 @@ class HardTargets:
 
 
 @dataclass(frozen=True, eq=False)
+class GivenTargets:
+    """Distributions q (n, V) that n positions should predict, as they are. The methods are those of
+    `SoftTokens`; the distributions have no derivative.
+    """
+
+    probabilities: Tensor
+    tensors: ClassVar[tuple[Tensor, ...]] = ()
+
+    def __len__(self) -> int:
+        return len(self.probabilities)
+
+    def to(self, dtype: torch.dtype) -> GivenTargets:
+        return GivenTargets(self.probabilities.to(dtype))
+
+    def check(self, entries: int) -> None:
+        if self.probabilities.shape[-1] != entries:
+            raise ValueError(
+                f"targets are distributions over {self.probabilities.shape[-1]} entries, but the"
+                f" vocabulary has {entries}; give some over as many"
+            )
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        return -(self.probabilities * logits.log_softmax(-1)).sum(-1)
+
+    def block(self, rows: slice, out: Tensor) -> Tensor:
+        return self.probabilities[rows]
+
+    def dot(self, block: Tensor, z: Tensor, free: Tensor) -> Tensor:
+        return (block * z).sum(1)  # `free` may be the block itself, which is still needed
+
+    def sum_of_dots(self, block: Tensor, z: Tensor) -> Tensor:
+        return torch.dot(block.flatten(), z.flatten())
+
+    def subtract(self, block: Tensor, p: Tensor, total: Tensor) -> Tensor:
+        return p.addcmul_(block, total, value=-1.0)
+
+    def pull_back(self, *_: Any) -> None:
+        return
+
+
+@dataclass(frozen=True, eq=False)
 class SoftTokens:
     """`softmax(latents @ decoder / τ)`: distributions over the vocabulary, as the factors that they
     are made of.
@@ -189,7 +230,7 @@ class SoftTokens:
             ddecoder.addmm_((self.latents.detach()[rows] * (scale / self.tau)).T, du)
 
 
-Targets = HardTargets | SoftTokens
+Targets = HardTargets | GivenTargets | SoftTokens
 
 
 def products_are_small(x: Tensor, table: Tensor) -> bool:
@@ -299,11 +340,15 @@ def vocabulary_size(model: PreTrainedModel) -> int:
     return model.get_input_embeddings().weight.shape[0]
 
 
-def check_is_model(model: Any) -> None:
-    """Raises ValueError for what is no model of transformers, such as the name of one."""
+def check_is_model(model: Any, argument: str = "model") -> None:
+    """Raises ValueError for what is no model of transformers, such as the name of one.
+
+    Args:
+        argument: names it in the error.
+    """
     if not isinstance(model, nn.Module) or not hasattr(model, "get_input_embeddings"):
         raise ValueError(
-            f"model is a {type(model).__name__}, no model of transformers; give one, such as"
+            f"{argument} is a {type(model).__name__}, no model of transformers; give one, such as"
             " AutoModelForCausalLM.from_config(…)"
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from copy import copy
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from farzi_hf.summary.farzi_data import FarziData
     from farzi_hf.summary.student_starts import StudentStart
+
+logger = logging.getLogger(__name__)
 
 
 def student_trainer(
@@ -38,10 +41,15 @@ def student_trainer(
             `learning_rate` is taken as it is.
 
     Raises:
-        ValueError: the rows are text, the model has another vocabulary, a learning rate is no
-            number above 0, or there are arguments for `args` beside `args`.
+        ValueError: the rows are text, the model is compiled or has another vocabulary, a learning
+            rate is no number above 0, or there are arguments for `args` beside `args`.
     """
     farzi.forms.inputs.check_ready()
+    if hasattr(model, "_orig_mod"):
+        raise ValueError(
+            "model is compiled by torch.compile, so Trainer cannot tell which columns it takes; give"
+            " the model itself, and torch_compile=True"
+        )
     check_student(model, farzi.config.vocab_size)
     names = signature(Trainer).parameters
     settings = {name: x for name, x in changes.items() if name not in names}
@@ -65,6 +73,11 @@ def student_trainer(
             optimizer = (optimizer[0], {**optimizer[1], "lr": rate})
         if args.learning_rate == own:  # another one is that of the `args` that were given
             args.learning_rate = rate
+    if args.label_smoothing_factor and "compute_loss_func" not in of_trainer:
+        logger.warning(
+            "label_smoothing_factor=%s: no effect, because the labels are distributions already",
+            args.label_smoothing_factor,
+        )
     arguments = {
         "args": args,
         "train_dataset": farzi.as_dataset(),

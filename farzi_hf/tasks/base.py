@@ -21,6 +21,7 @@ from transformers import EvalPrediction, PreTrainedConfig
 from farzi_hf.data import SequenceCollator, sequences_fingerprint
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.tasks.counted import CountedModel, CountedRow
+from farzi_hf.tasks.counted_labels import CountedLabels
 
 ResultRow = dict[str, Any]
 """A row of a table of results: names and values."""
@@ -67,6 +68,10 @@ class Task(ABC):
     """Computes the metrics from `statistics`."""
     counts: ClassVar[type[CountedModel]]
     """The strongest model that only counts."""
+    counted_share: ClassVar[float] = 0.0
+    """Of what teachers of a search should predict, the share that counts predict, where that helps:
+    α of `farzi_hf.tasks.counted_labels`.
+    """
 
     def __init__(self, processing_class: Any) -> None:
         self.processing_class = processing_class
@@ -130,6 +135,19 @@ class Task(ABC):
     @abstractmethod
     def evaluation_rows(self, sequences: Dataset, length: int) -> Dataset:
         """The rows for evaluating such a model."""
+
+    def counted_labels(self, rows: Dataset, vocab_size: int) -> CountedLabels:
+        """What predicts the entries of these rows by counts, for a teacher to learn. Raises
+        ValueError if the task has nothing of the kind.
+
+        Args:
+            rows: whole ones, that a teacher reads.
+            vocab_size: V.
+        """
+        raise ValueError(
+            f"teacher_counted_share: {type(self).__name__} has no n-grams that could label rows;"
+            " leave it out"
+        )
 
     # -- tables ------------------------------------------------------------------------------------
 

@@ -356,23 +356,62 @@ class KneserNey(CountedModel):
         """
         return self.distribution_after(self.states(contexts))
 
-    def distribution_after(self, states: np.ndarray) -> np.ndarray:
-        """(b, V) float64: the same after the `states` (b, n − 1). Each row sums to 1."""
-        probabilities = np.full((len(states), self.vocab_size), 1 / self.vocab_size)
-        for n, level in enumerate(self.levels, 1):
-            contexts = np.zeros(len(states), np.int64) if n == 1 else states[:, n - 2]
-            rows = np.flatnonzero(contexts != _NO)
-            contexts = contexts[rows]
-            probabilities[rows] *= level.backoffs[contexts, None]
-            starts = self._starts[n - 1]
-            first = starts[contexts]
-            numbers = starts[contexts + 1] - first
+    def distribution_after(self, states: np.ndarray, dtype: type = np.float64) -> np.ndarray:
+        """(b, V): the same after the `states` (b, n − 1). Each row sums to 1.
+
+        Tokens that never followed a context have the unigrams' shares, times what all longer
+        contexts leave to shorter ones. So one product fills a row, and the n-grams that were
+        counted, shortest first, take their places.
+        """
+        contexts = [np.zeros(len(states), np.int64), *states.T]
+        left = self._left_by_longer(contexts)
+        unigrams = self.levels[0]
+        shares = np.full(self.vocab_size, unigrams.backoffs[0] / self.vocab_size)
+        shares[unigrams.keys] = unigrams.probabilities
+        probabilities = np.multiply.outer(left[0].astype(dtype), shares.astype(dtype))
+        places = probabilities.reshape(-1)
+        longer = zip(self.levels[1:], self._starts[1:], contexts[1:], left[1:], strict=True)
+        for level, starts, of_level, left_by_longer in longer:
+            rows = np.flatnonzero(of_level != _NO)
+            first = starts[of_level[rows]]
+            numbers = starts[of_level[rows] + 1] - first
             within = np.arange(numbers.sum()) - np.repeat(np.cumsum(numbers) - numbers, numbers)
-            places = np.repeat(first, numbers) + within
-            tokens = level.keys[places] - np.repeat(contexts, numbers) * self.vocab_size
+            ranks = np.repeat(first, numbers) + within
+            offsets = (rows - of_level[rows]) * self.vocab_size  # a key is context · V + token
             # p_n holds the share of shorter contexts too, so it takes the place of that share.
-            probabilities[np.repeat(rows, numbers), tokens] = level.probabilities[places]
+            places[np.repeat(offsets, numbers) + level.keys[ranks]] = level.probabilities[
+                ranks
+            ] * np.repeat(left_by_longer[rows], numbers)
         return probabilities
+
+    def _left_by_longer(self, contexts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """For each length n, the product of γ of all longer contexts that were counted, (b,).
+
+        Args:
+            contexts: of each length, the ranks (b,) of the n − 1 tokens before.
+        """
+        left = [np.ones(len(contexts[0]))]
+        for level, of_level in zip(self.levels[:0:-1], contexts[:0:-1], strict=True):
+            was_counted = of_level != _NO
+            factors = np.where(was_counted, level.backoffs[np.maximum(of_level, 0)], 1.0)
+            left.append(left[-1] * factors)
+        return left[::-1]
+
+    def states_before(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """(P, n − 1): the `states` before each of the P tokens of rows.
+
+        Args:
+            ids: (P,) of all rows, one after the other.
+            lengths: of the rows.
+        """
+        places = _places(lengths)
+        states = np.full((len(ids), self.order - 1), _NO)
+        ranks = ids
+        for n in range(1, self.order):
+            states[1:, n - 1] = np.where(places[1:] >= n, ranks[:-1], _NO)
+            if n + 1 < self.order:
+                ranks = self.levels[n].ranks(states[:, n - 1], ids, self.vocab_size)
+        return states
 
     @cached_property
     def _starts(self) -> list[np.ndarray]:

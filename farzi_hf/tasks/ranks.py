@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from farzi_hf.data.sequences import IGNORED
+from farzi_hf.engine.devices import values_are_free
 
 
 def rank_statistics(
@@ -34,7 +35,8 @@ def rank_statistics(
         float64 (B, 2).
 
     Raises:
-        ValueError: shapes that do not match, or `seen` has ids outside the columns of `scores`.
+        ValueError: shapes that do not match, or `targets` or `seen` have ids outside the columns of
+            `scores`.
     """
     scores = torch.as_tensor(scores)
     targets = torch.as_tensor(targets)
@@ -43,6 +45,8 @@ def rank_statistics(
             f"scores are {tuple(scores.shape)} and targets {tuple(targets.shape)}: pass (B, V) and"
             " (B,)"
         )
+    if values_are_free(targets):  # a GPU would have to be waited for
+        _check_targets(targets, scores.shape[1])
     target_scores = scores.gather(1, targets[:, None])
     is_other = candidates(scores, seen).scatter_(1, targets[:, None], False)
     is_equal = (scores == target_scores) & is_other
@@ -52,6 +56,15 @@ def rank_statistics(
     others, better, equal, first = (count.sum(1).double() for count in counts)
     auc = torch.where(others > 0, (others - better - equal / 2) / others.clamp(min=1), 1.0)
     return torch.stack([1 + better + first, auc], dim=1)
+
+
+def _check_targets(targets: torch.Tensor, entries: int) -> None:
+    outside = targets[(targets < 0) | (targets >= entries)]
+    if len(outside):
+        raise ValueError(
+            f"targets have the id {int(outside[0])}, but scores are of the ids 0 to {entries - 1};"
+            " give scores of all items"
+        )
 
 
 def candidates(

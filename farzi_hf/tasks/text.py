@@ -23,7 +23,14 @@ from torch.nn import functional as F
 from transformers import AutoConfig, EvalPrediction, PreTrainedConfig
 
 from farzi_hf.data.own import load_text
-from farzi_hf.data.sequences import IGNORED, SequenceCollator, check_ids, flatten_sequences, pieces
+from farzi_hf.data.sequences import (
+    IGNORED,
+    SequenceCollator,
+    check_ids,
+    flatten_sequences,
+    pieces,
+    sequences_fingerprint,
+)
 from farzi_hf.data.text import TEXTS, TOKENIZERS, tokenize, word_tokenizer
 from farzi_hf.models.base import check_fields
 from farzi_hf.tasks.base import (
@@ -36,6 +43,7 @@ from farzi_hf.tasks.base import (
     count_cells,
     shown_name,
 )
+from farzi_hf.tasks.counted_labels import NGramLabels
 from farzi_hf.tasks.counted_text import KneserNey
 from farzi_hf.tasks.mixture import SHARES, Mixture
 
@@ -355,6 +363,7 @@ class LanguageModeling(Task):
     compared = ()
     module = TokenMetrics
     counts = KneserNey
+    counted_share = 0.5  # recipes/LOG.md, "A teacher that learns from n-grams, too"
     # Two settings matter (recipes/LOG.md). With tied embeddings, the learner stays on the unigram
     # plateau for hundreds of steps. With embeddings that start small, training is so chaotic that
     # its gradient is useless.
@@ -390,6 +399,10 @@ class LanguageModeling(Task):
     )
     splits_differ = False
     split_label = "the data set's own train, validation and test"
+
+    def __init__(self, processing_class: Any) -> None:
+        super().__init__(processing_class)
+        self._labels: dict[Any, NGramLabels] = {}
 
     @classmethod
     def tried_in(
@@ -476,6 +489,12 @@ class LanguageModeling(Task):
         return tokenize(DatasetDict(text=sequences), self.processing_class)["text"]
 
     evaluation_rows = training_rows
+
+    def counted_labels(self, rows: Dataset, vocab_size: int) -> NGramLabels:
+        key = (sequences_fingerprint(rows), vocab_size)
+        if key not in self._labels:
+            self._labels = {key: NGramLabels(rows, vocab_size)}  # counts are large: one at a time
+        return self._labels[key]
 
     preprocess_logits_for_metrics = staticmethod(token_statistics)
     compute_metrics = staticmethod(language_modeling_metrics)

@@ -674,14 +674,31 @@ def test_ids_that_the_model_does_not_know_are_named(tmp_path):
         attribute(trainer(tmp_path), {"target": test})
 
 
+def test_rows_that_the_model_cannot_read_are_named(tmp_path):
+    unknown = Dataset.from_dict({"input_ids": [[1, 2, 3], [1, V, 2]] * 2})
+    with pytest.raises(ValueError, match=rf"train_dataset has a row with ids from 1 to {V}, but"):
+        attribute(trainer(tmp_path, data=unknown), rows(1, seed=1))
+    model = AutoModelForCausalLM.from_config(config_of("gpt2", n_positions=8))
+    long = Dataset.from_dict({"input_ids": [[1, 2, 3], [1] * 9]})
+    message = "has a row of 9 ids, but the model reads 8 at most; cut such rows"
+    with pytest.raises(ValueError, match=f"^the trainer's train_dataset {message}"):
+        attribute(trainer(tmp_path, model, long), rows(1, seed=1))
+    with pytest.raises(ValueError, match=f"^test_dataset {message}"):
+        attribute(trainer(tmp_path, model), long)
+
+
 def test_other_arguments_of_a_wrong_kind_are_named(tmp_path):
     with pytest.raises(ValueError, match="cannot be replayed: it is a str; give a configured"):
         attribute("trainer", rows(1, seed=1))
     with pytest.raises(TypeError, match="adjoint must be an Adjoint or None, got 'tape'; pass"):
         attribute(trainer(tmp_path), rows(1, seed=1), adjoint="tape")
     found = attribute(trainer(tmp_path), rows(2, seed=1))
-    with pytest.raises(ValueError, match="query=2 is none of the 2; give 0 to 1"):
-        found.top(3, query=2)
+    for query in (2, -1, 0.5):
+        with pytest.raises(ValueError, match=f"^query={query} is none of the 2; give 0 to 1$"):
+            found.top(3, query=query)
+    for first in (found.top, found.bottom):
+        with pytest.raises(ValueError, match=r"^k must be an integer of at least 0, got -1$"):
+            first(-1)
 
 
 def test_a_single_row_has_no_deviation(tmp_path):

@@ -83,7 +83,7 @@ NO_VALUES = {
         ("inner_steps: [", "cannot be read"),
         ("baselines: [none]", f"'none' is unknown; choose from {', '.join(BASELINES)}"),
         ("learner: {n_embd: 8}", "has no model_type"),
-        ("learner: gpt2", "learner='gpt2' is not JSON"),
+        ("learner: gpt2", '(char 0); write it as {"model_type": "gpt2"}'),
         ("teacher: [{model_type: gpt2}, {n_embd: 8}]", "teacher={'n_embd': 8} has no model_type"),
         ("num_students: 0", "give at least 1"),
         ("long_steps: 0", "long_steps=0 trains nothing: give at least 1"),

@@ -109,7 +109,16 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys):
         (["sample", "--output_dir", "taken"], "output_dir='taken' is not empty"),
         (["sample", "--config", "x.yaml"], "--config is for a run without DATA"),
         (["no-such.yaml"], "'no-such.yaml' is neither a file nor an example"),
-        ([], "DATA is missing"),
+        ([], "DATA is missing: give a file"),
+        (["-"], "DATA is '-', but standard input is not read: save it in a file"),
+        (["--minutes", "1", "sample"], "the first word is '--minutes', and options come after"),
+        (["sample", "--minutes", "inf"], "minutes=inf is not usable: give a positive number"),
+        (["sample", "--labels", "zz"], "labels='zz' is unknown; choose one of shared, own, te"),
+        (["https://x.y/z.txt"], "'https://x.y/z.txt' is an address, which is not fetched: downl"),
+        (
+            ["sample", "--learner", '{"model_type": "gpt2", "n_embd": -1}'],
+            r"learner=\{.*\} makes no model \(.*\): give arguments of AutoConfig",
+        ),
     ],
 )
 def test_wrong_words_are_named(tmp_path, words, message):

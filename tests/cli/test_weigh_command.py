@@ -241,6 +241,35 @@ def test_of_a_chat_the_answers_are_predicted(tmp_path):
     assert predicted is None
 
 
+def test_an_answer_that_stands_in_the_words_around_it_is_found_behind_them(tmp_path):
+    """Such as "a", which "assistant" begins with, or a word of the question."""
+    chat = [
+        {"role": "user", "content": "e"},
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "user : a ;"},
+        {"role": "assistant", "content": " a\n"},
+    ]
+    _, predicted, _ = read(tmp_path, [{"messages": chat}], template=TEMPLATE)
+    assert predicted == [["a", ";", "a", ";"]]
+
+
+def test_tools_that_a_chat_may_call_are_written_and_not_predicted(tmp_path):
+    template = "{% for t in tools or [] %}{{ t.name }} ; {% endfor %}" + TEMPLATE
+    chat = [{"role": "user", "content": "d"}, {"role": "assistant", "content": "e"}]
+    tools = [{"name": "e"}, {"name": "f"}]
+    rows = [
+        {"messages": chat, "tools": tools},
+        {"messages": chat, "tools": json.dumps(tools)},
+        {"messages": chat, "tools": None},
+    ]
+    ids, predicted, _ = read(tmp_path, rows, template=template)
+    words = ["user", ":", "d", ";", "assistant", ":", "e", ";"]
+    assert ids == [
+        ["<s>", *before, *words, "</s>"] for before in (["e", ";", "f", ";"],) * 2 + ([],)
+    ]
+    assert predicted == [["e", ";"]] * 3
+
+
 def test_of_a_prompt_and_a_completion_that_are_messages_the_answer_is_predicted(tmp_path):
     """As TRL has conversations: earlier answers stand in the prompt."""
     prompt = [
@@ -274,6 +303,11 @@ def test_a_prompt_that_is_no_text_is_named_with_its_row(tmp_path):
     row = {"prompt": {"question": "a"}, "completion": "b"}
     with pytest.raises(ValueError, match=r"row 0 .*prompt and completion hold {'question': 'a'}"):
         read(tmp_path, [row])
+
+
+def test_a_file_without_rows_is_called_empty(tmp_path):
+    with pytest.raises(ValueError, match=r"rows\.jsonl' is empty: give a file with rows"):
+        read(tmp_path, [])
 
 
 def test_a_message_may_have_no_content(tmp_path):
@@ -336,7 +370,8 @@ def test_groups_and_targets_are_scored_and_printed(folder, tmp_path, capsys):
     with pytest.raises(SystemExit, match=r"--by_file: all rows are of 'data.jsonl'; give a folder"):
         main([*command, "--by_file", *how[:6], "--output_dir", str(tmp_path / "x")])
     with pytest.raises(
-        SystemExit, match="--group 'kind': row 0 has none; its columns are 'prompt'"
+        SystemExit,
+        match=r"--group 'kind': row 0 has none; its columns are 'prompt'.*such as 'other'",
     ):
         main([*command, "--group", "kind", *how[:6], "--output_dir", str(tmp_path / "x")])
     with pytest.raises(

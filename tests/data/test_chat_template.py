@@ -35,6 +35,9 @@ def test_a_chat_is_written_as_transformers_writes_it():
     with ChatTemplate(tokenizer) as written:
         for chat in (CHAT, empty, CHAT[:1]):
             assert written.text(chat) == tokenizer.apply_chat_template(chat, tokenize=False)
+        assert written.text([{**CHAT[0], "call": {"a": None, "b": [{"c": None}]}}]) == written.text(
+            [{**CHAT[0], "call": {"b": [{}]}}]
+        )
         dated = [{**CHAT[0], "at": datetime.datetime(2026, 1, 1)}]
         assert written.text(dated).startswith("user: the cat\n")
 

@@ -245,6 +245,8 @@ def rows(timestamps: list, users: list | None = None, items: list | None = None)
             "Sat Feb 01 03:30:00 -0500 2020",
         ],
         ["02/02/2020", "01/01/2020", "01/01/2020"],
+        ["2019-10-03 00:00:00 UTC", "2019-10-01 23:59:59 UTC", "2019-10-02 00:00:00 UTC"],
+        ["10/13/2019 10:00 +0100", "10/13/2019 08:00 +0000", "10/13/2019 12:30 +0400"],
         pa.array([300, 9, 20], pa.decimal128(12)),
         pa.array([3, 1, 2], pa.decimal128(12, 3)),
     ],
@@ -270,6 +272,8 @@ def rows(timestamps: list, users: list | None = None, items: list | None = None)
         "names of months",
         "Twitter's dates",
         "day and month are the same",
+        "a zone by its name",
+        "month first, with zones",
         "decimals",
         "decimals with places",
     ],
@@ -316,6 +320,17 @@ def test_dates_that_do_not_say_which_number_is_the_month_are_refused(times, form
     )
     with pytest.raises(ValueError, match=message):
         load_interactions(rows(times), min_interactions=1)
+
+
+def test_a_column_is_not_read_as_two(tmp_path):
+    given = {"user_column": "item", "item_column": "item"}
+    message = "user_column, item_column and time_column are 'item', 'item', 'timestamp': name diff"
+    with pytest.raises(ValueError, match=message):
+        load_interactions(rows([1, 2, 3]), **given)
+    path = tmp_path / "own.csv"
+    path.write_text(HEADER + "1,2,3\n" * 4)
+    with pytest.raises(ValueError, match=message):
+        load_interactions(path, **given)
 
 
 @pytest.mark.parametrize("name", ["user", "item", "timestamp"])
@@ -451,7 +466,7 @@ def test_a_file_is_read_from_disk(own_file, monkeypatch):
             r"own.csv has columns \['name', 'what'\]: 'user' must be there exactly once",
         ),
         ("own.csv", b"user,item,timestamp\n1,2,3\n1,2\n", r"own.csv does not hold .*Row #3"),
-        ("own.csv", b"user,item,timestamp\n\xe9,2,3\n", "own.csv .*UTF8"),
+        ("own.csv", b"user,item,timestamp\n\xe9,2,3\n", "own.csv .*UTF8.*save that as UTF-8"),
         (
             "own.csv",
             b"user,item,timestamp\n1,\x1b[31m\n",

@@ -5,9 +5,11 @@ tokenized, and hostile files.
 from __future__ import annotations
 
 import bz2
+import copy
 import csv
 import gzip
 import json
+import os
 import re
 import tracemalloc
 from pathlib import Path
@@ -240,7 +242,7 @@ def test_wrapped_lines_are_paragraphs(tmp_path):
         ({"question": "one two three four", "answer": "one two three four"}, None),
         ({"a": 1, "b": 2.5}, None),
         ({"id": "x", "url": "y"}, None),
-        ({"prompt": "one two three four", "completion": "one two three four"}, None),
+        ({"input": "one two three four", "output": "one two three four"}, None),
     ],
 )
 def test_the_column_that_can_only_be_the_text(tmp_path, columns, expected):
@@ -266,6 +268,68 @@ def test_the_column_that_can_only_be_the_text(tmp_path, columns, expected):
         ValueError, match=r"mine.jsonl has columns .*, and no 'other': name yours with text_column"
     ):
         load_text(path, "other")
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_prompts_and_completions_are_one_text(tmp_path, ending, caplog):
+    rows = [
+        {"id": i, "prompt": f"Say {i}.", "completion": text} for i, text in enumerate(SENTENCES)
+    ]
+    path = tmp_path / f"pairs.{ending}"
+    if ending == "jsonl":
+        write(path, [*rows, {"id": -1, "prompt": "Say it.", "completion": None}])
+    else:
+        getattr(Dataset.from_list(rows), f"to_{ending}")(path)
+    assert recognise(path) == "text"
+    data = load_text(path)
+    assert set(everything(data)) == {f"{row['prompt']}\n{row['completion']}" for row in rows}
+    assert data.column is None  # a run that reads them again finds them again
+    assert "of 'prompt' and 'completion'" in data.description
+    assert ("1 of" in caplog.text) == (ending == "jsonl")
+    assert set(everything(load_text(path, "completion"))) == set(SENTENCES)
+
+
+def test_prompts_and_completions_are_one_chat(tmp_path, tokenizer):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }};{% endfor %}"
+    )
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": text}],
+            "completion": [{"role": "assistant", "content": "yes"}],
+        }
+        for text in SENTENCES
+    ]
+    path = write(tmp_path / "pairs.jsonl", rows)
+    found = load_text(path, tokenizer=tokenizer)
+    assert set(everything(found)) == {f"user: {text};assistant: yes;" for text in SENTENCES}
+    path = write(tmp_path / "mixed.jsonl", [{"prompt": "a", "completion": ["b"]}] * 5)
+    with pytest.raises(
+        ValueError, match=r"row 0 .* holds neither text nor a chat, but \['a', \['b"
+    ):
+        load_text(path)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_tools_of_a_chat_go_through_the_template(tmp_path, tokenizer, ending):
+    """They were left out without a word. Parquet fills in keys that only other rows have."""
+    rows = [
+        {
+            "messages": [{"role": "user", "content": text}],
+            "tools": [{"name": "add", ("a" if i % 2 else "b"): 1}],
+        }
+        for i, text in enumerate(SENTENCES)
+    ]
+    path = tmp_path / f"chat.{ending}"
+    if ending == "parquet":
+        Dataset.from_list(rows).to_parquet(path)
+    else:
+        write(path, rows)
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = "{{ tools | tojson }} {{ messages[0]['content'] }}"
+    found = set(everything(load_text(path, tokenizer=tokenizer)))
+    assert found == {f"{json.dumps(row['tools'])} {row['messages'][0]['content']}" for row in rows}
 
 
 def test_chats_go_through_the_template(tmp_path, tokenizer):
@@ -721,6 +785,16 @@ def test_hostile_files_are_one_clear_error(tmp_path, name, content):
         assert (name in error and "\n" not in error) if error else read is recognise
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+def test_pipes_and_addresses_are_named(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    for read in (recognise, load_text, load_interactions):
+        with pytest.raises(ValueError, match=r"pipe.txt' is a pipe or a device, and no file: save"):
+            read(tmp_path / "pipe.txt")
+        with pytest.raises(ValueError, match=r"'https://x\.y/z\.txt' is an address, which is not"):
+            read("https://x.y/z.txt")
+
+
 def test_one_huge_line_is_too_few_rows(tmp_path):
     message = (
         r"holds 1 different rows of text .* the longest has 4,999,999 characters, so break it into"
@@ -731,8 +805,8 @@ def test_one_huge_line_is_too_few_rows(tmp_path):
 
 
 def test_columns_of_text_that_could_each_be_meant_are_named(tmp_path):
-    rows = [{"id": 1, "prompt": "one two three four", "completion": "five six seven eight"}] * 5
-    message = r"several hold text \(prompt, completion\): write them together in a column text, or"
+    rows = [{"id": 1, "input": "one two three four", "output": "five six seven eight"}] * 5
+    message = r"several hold text \(input, output\): write them together in a column text, or"
     with pytest.raises(ValueError, match=message):
         load_text(write(tmp_path / "pairs.jsonl", rows))
 

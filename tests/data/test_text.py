@@ -14,6 +14,7 @@ from farzi_hf.data import (
     flatten_sequences,
     load_docstrings,
     load_ptb,
+    load_sample_interactions,
     load_sample_text,
     tokenize,
     word_tokenizer,
@@ -167,10 +168,11 @@ def test_word_tokenizer_ids():
 @pytest.mark.parametrize(
     ("make", "sentences", "vocab_size", "message"),
     [
-        (word_tokenizer, ["a"], 0, "vocab_size=0 is too small: give 1 or more"),
+        (word_tokenizer, ["a"], 0, "vocab_size must be an integer of at least 1, got 0"),
+        (word_tokenizer, ["a"], "3", "vocab_size must be an integer of at least 1, got '3'"),
         (word_tokenizer, "the cat", 5, "sentences is one text"),
         (bpe_tokenizer, "the cat", 300, "sentences is one text"),
-        (bpe_tokenizer, ["text"], 255, "vocab_size=255 is too small: give 256 or more"),
+        (bpe_tokenizer, ["text"], 255, "vocab_size must be an integer of at least 256, got 255"),
     ],
 )
 def test_what_makes_no_tokenizer_is_refused(make, sentences, vocab_size, message):
@@ -262,3 +264,16 @@ def test_tokenize_cuts():
 def test_tokenize_bad_input(columns, max_length, message):
     with pytest.raises(ValueError, match=message):
         tokenize(DatasetDict(train=Dataset.from_dict(columns)), word_tokenizer(["a"]), max_length)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: load_sample_text(9), "num_sentences must be an integer of at least 10, got 9"),
+        (lambda: load_sample_text("10"), "num_sentences must be an integer of at least 10, got '1"),
+        (lambda: load_sample_interactions(0), "num_users must be an integer of at least 1, got 0"),
+    ],
+)
+def test_samples_have_a_size(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -47,6 +47,7 @@ FORMS = {
     "own_soft": {**OWN, "inputs": "soft", "label_dim": 3, "initialization": "clusters"},
     "teacher": CARRIED,
     "teacher_written": {**CARRIED, "inputs": "written"},
+    "teacher_counted": {**CARRIED, "teacher_counted_share": 0.5},
 }
 WAYS = {
     "gradient_graphs": {},

@@ -272,6 +272,9 @@ NOT_USABLE = {
         "inner_momentum": 1.0,
     },
     "settings of the teacher, teacher_…: lr": {"teacher_learning_rate": -1.0},
+    "settings of the packing, packing_…: packing_penalty must be a finite number from 0 on": {
+        "packing_penalty": -1.0
+    },
     "settings of the summary: tau must be a positive, finite number": {"tau": 0.0},
     "settings of the summary: labels='shared' need inputs of 'soft', got inputs='tokens'": {
         "labels": "shared",

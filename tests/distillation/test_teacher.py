@@ -39,6 +39,7 @@ from farzi_hf.distillation.teacher import (
 from farzi_hf.engine import Direct, InnerAdam, InnerAdamW, Reversible, Tape
 from farzi_hf.models import RNNConfig
 from farzi_hf.summary.initialization import INPUT_SEQUENCES, covering_windows, made_up, real_windows
+from farzi_hf.tasks import LanguageModeling
 
 V = 54
 OWN = {"labels": "own", "inputs": "tokens", "teacher_steps": 30, "teacher_batch_size": 20}
@@ -115,6 +116,42 @@ def test_a_teacher_learns_and_is_a_function_of_its_seed(sequences):
     assert not all(torch.equal(first[name], other[name]) for name in first)
     with pytest.raises(FloatingPointError, match="lower the rate"):
         replace(train, optimizer=InnerAdam(1e30)).train(learner, data, 1)
+
+
+def test_a_teacher_of_few_rows_is_better_with_n_grams_beside_the_next_token(sequences):
+    """Alone it learns the rows by heart."""
+    learner = Learner(tiny_learner(V))
+    few = sequences["train"].select(range(60))
+    data = RealData(
+        few,
+        SequenceCollator(),
+        quiet=True,
+        count=partial(LanguageModeling(None).counted_labels, vocab_size=V),
+    )
+    held_out = validation_loss(learner, replace(data, held_out=sequences["validation"]), 100)
+    found = {}
+    for share in (0.0, 0.5):
+        train = TeacherTraining(
+            InnerAdam(0.02, (0.5, 0.999), 1e-4), steps=150, batch_size=20, counted_share=share
+        )
+        trained = [train.train(learner, data, seed).params for seed in (1, 2)]
+        found[share] = sum(map(held_out, trained)) / 2
+    assert found[0.5] < found[0.0] - 0.1
+
+
+def test_a_stream_has_no_counted_labels(sequences):
+    stream = RowStream(sequences["train"].to_iterable_dataset(), lambda some: some)
+    train = TeacherTraining(InnerAdam(0.02), steps=2, batch_size=8, counted_share=0.5)
+    count = partial(LanguageModeling(None).counted_labels, vocab_size=V)
+    data = RealData(stream, SequenceCollator(), quiet=True, count=count)
+    with pytest.raises(ValueError, match=r"teacher_counted_share=0.5.*not on a stream"):
+        train.train(Learner(tiny_learner(V)), data, 1)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
+def test_a_share_of_counts_is_a_share(share):
+    with pytest.raises(ValueError, match=r"teacher_counted_share=.*from 0 to 1"):
+        TeacherTraining.of({"teacher_counted_share": share})
 
 
 def test_biases_and_norms_do_not_decay_in_a_teacher_either(sequences):

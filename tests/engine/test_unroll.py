@@ -152,6 +152,11 @@ def test_recordings_keep_one_graph_at_a_time(adjoint: Adjoint, evaluations: int)
 
 
 BAD_INPUT = {
+    "loss": (
+        {"inner_loss": None},
+        TypeError,
+        r"^inner_loss must be a function, got None; pass inner_loss\(params, inputs, step\)",
+    ),
     "steps": ({"steps": 2.5}, ValueError, r"steps must be an integer >= 1, got 2\.5"),
     "window beyond steps": (
         {"window": 4},

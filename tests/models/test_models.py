@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -215,7 +216,9 @@ def test_recommendations_are_the_best_scores_after_the_history(kind):
         assert row.tolist() == [item for item in ranked.tolist() if item not in history][:3]
     torch.nn.init.zeros_(model.output.weight)
     torch.nn.init.zeros_(model.output.bias)
-    assert model.recommend([[2, 1]], 3).tolist() == [[3, 4, 5]]  # equal scores go by id
+    for history in ([2, 1, 2], torch.tensor([2, 1, 2]), np.array([2, 1, 2])):
+        assert model.recommend([history], 3).tolist() == [[3, 4, 5]]  # equal scores go by id
+        assert model.recommend([history], NUM_ITEMS - 2).shape == (1, NUM_ITEMS - 2)
 
 
 @pytest.mark.parametrize(
@@ -226,6 +229,16 @@ def test_recommendations_are_the_best_scores_after_the_history(kind):
         ([[1, 12]], 1, r"histories\[0\] is \[1, 12\]: give one or more of the items 1 … 11"),
         ([[1, 2]], 10, "k=10 .* from 1 to 9"),
         ([[1, 2]], 0, "k=0"),
+        ([], 1, "histories is empty: give a list of items for each user"),
+        ([["x"]], 1, r"histories\[0\] is \['x'\]: give one or more of the items"),
+        (["12"], 1, r"histories\[0\] is '12': give one or more of the items"),
+        ([[1.5]], 1, r"histories\[0\] is \[1\.5\]: give one or more of the items"),
+        ([3], 1, r"histories\[0\] is 3: give one or more of the items"),
+        (
+            [[1], [*range(1, 12)]],
+            1,
+            r"histories\[1\] has all 11 items, so none is left: leave it out, or pass exclude",
+        ),
     ],
 )
 def test_histories_that_cannot_be_served(histories, k, message):

@@ -90,12 +90,24 @@ def test_no_text_is_written_where_none_is_wanted(of_text):
         of_text.generate(1, prompt=3)
 
 
-@pytest.mark.parametrize("histories", [["a", "b"], "a"])
+@pytest.mark.parametrize("histories", [["a", "b"], "a", 5, [None]], ids=str)
 def test_a_history_is_a_list_of_items(of_items, histories):
     with pytest.raises(
         ValueError, match=r"^histories=.*: give a list of items for each user, such"
     ):
         of_items.recommend(histories)
+    with pytest.raises(ValueError, match=r"^histories have the item \[1\], which was not counted"):
+        of_items.recommend([[[1]]])
+
+
+def test_what_cannot_be_counted_is_named(text):
+    task = LanguageModeling(None)
+    with pytest.raises(ValueError, match=r"^task='text' is none; give LanguageModeling\("):
+        count(text, "text")
+    with pytest.raises(ValueError, match=r"^dataset is a DatasetDict without validation; give a"):
+        count(DatasetDict(train=text["train"]), task)
+    with pytest.raises(ValueError, match=r"^dataset is a str without train and validation; give"):
+        count("mine.txt", task)
 
 
 def test_the_rows_of_a_file_are_found_as_where_they_were_counted(of_text, text, tmp_path):

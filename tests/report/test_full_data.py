@@ -68,6 +68,24 @@ def test_little_time_leaves_few_trials(allowed, ways, c, monkeypatch):
     assert found.is_compared == bool(ways)
 
 
+def test_n_grams_that_label_for_the_teacher_are_tried_on_all_data_too(c):
+    with_counts = replace(c, long_training=replace(c.long_training, counted_share=0.5))
+    tried = []
+
+    class Noting(FullData):
+        def tried(self, way, seconds, step_seconds=None):
+            tried.append(way)
+            return Tried(way, 1.0 - way.counted_share, 0.001)
+
+    for comparison in (c, with_counts):
+        tried.clear()
+        found = Noting(comparison, ways=WAYS[:2]).best_in(0.5)
+        shares = {way.counted_share for way in tried}
+        assert shares == {0.0, comparison.long_training.counted_share}
+        assert found.way.counted_share == comparison.long_training.counted_share
+    assert str(found.way).endswith("0.5 of the labels by n-grams")
+
+
 def test_a_row_for_which_no_time_is_left_does_not_begin(c, monkeypatch):
     monkeypatch.setattr(FullData, "trained", None)
     assert FullData(c).same_seconds(1.0, allowed=0.9) is None

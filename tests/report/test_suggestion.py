@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import time
@@ -22,7 +23,6 @@ from farzi_hf.data import tokenize, word_tokenizer
 from farzi_hf.distillation.teacher import Pace, TeacherTraining
 from farzi_hf.report import search_trials, suggestion
 from farzi_hf.report.comparison import Comparison
-from farzi_hf.report.rows import on_summary
 from farzi_hf.report.search_trials import PACKINGS, SearchTrials
 from farzi_hf.report.suggestion import Search
 from farzi_hf.report.trials import Suggestion, Trial, leaderboard
@@ -149,7 +149,8 @@ def test_the_comparison_takes_the_student_of_the_trial(text, finished, monkeypat
     found = finished[1]
     trainer = trainer_of(found, text, farzi_data=found.summary)
     c = Comparison.of_trainer(trainer, text[0], num_students=1)
-    again = on_summary(c, "trained again")
+    after_a_second_start = replace(found, student=None)
+    again, _ = after_a_second_start.first_row("ours").measured(c)
     monkeypatch.setattr(Comparison, "on_summary_each", None)
     first = first_rows(c, found.first_row("ours"), found.long_row(c))[0]
     assert (first.nbytes, first.steps) == (again.nbytes, again.steps)
@@ -696,6 +697,35 @@ def test_longer_students_are_tried_until_one_is_close_to_its_teacher(text, tmp_p
     )
 
 
+def test_teachers_of_few_steps_or_many_reads_learn_what_n_grams_predict(text, tmp_path):
+    trials = search(text, tmp_path).trials
+    rows = len(trials.splits["train"])
+    few = search_trials._FEW_STEPS
+    of_many_reads = search_trials._MANY_READS * rows / trials._rows_a_step
+    assert of_many_reads < few  # a small text
+    assert trials.counted_share(10) == trials.counted_share(20 * few) == 0.5
+    large = replace(trials, splits={**trials.splits, "train": range(10**6)})
+    assert large.counted_share(few) == 0.5
+    assert large.counted_share(few + 1) == 0
+    assert replace(large, wider=8).counted_share(few) == 0
+    items = replace(trials, task=Recommendation(["a", "b"]))
+    assert items.counted_share(10) == 0
+
+
+def test_a_share_of_counts_that_is_given_is_that_of_all_teachers(text, tmp_path):
+    fixed = {**FIXED, "teacher_counted_share": 0.25}
+    found = replace(search(text, tmp_path, learner=GPT2), fixed=fixed).run()
+    assert found.config.teacher_counted_share == 0.25
+    assert found.teacher[1].found["teacher_counted_share"] == 0.25
+
+
+def test_a_choice_has_the_share_of_counts_of_its_teacher(finished):
+    _, found = finished
+    assert found.config.teacher_counted_share == 0.5
+    assert "n-grams beside the next token" in found.teacher[1].why
+    assert any("n-grams beside the next token" in line for line in found.reasons())
+
+
 def test_steps_take_more_rows_on_a_gpu(text, tmp_path, monkeypatch):
     """As many as take a GPU no longer: see `Portions`. The rate grows with them."""
     monkeypatch.setattr(suggestion, "times_the_rows", lambda fixed: 4)
@@ -885,8 +915,14 @@ def test_a_teacher_whom_more_steps_gained_nothing_is_not_still_learning() -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"bytes": "10kB"}, r"^bytes='10kB' leaves no room: give a positive number, or leave it"),
-        ({"minutes": "a"}, r"^minutes='a' leaves no room: give a positive number"),
+        ({"bytes": "10kB"}, r"^bytes='10kB' is not usable: give a positive number, or leave it"),
+        ({"minutes": "a"}, r"^minutes='a' is not usable: give a positive number"),
+        ({"minutes": math.inf}, r"^minutes=inf is not usable: give a positive number"),
+        ({"minutes": -1.0}, r"^minutes=-1.0 is not usable: give a positive number"),
+        (
+            {"learner": {"model_type": "gru4rec", "hidden_size": -1}},
+            r"^learner=\{'model_type': 'gru4rec', 'hidden_size': -1\} makes no model \(.*\): give",
+        ),
         ({"task": "text"}, r"^task='text' is none; give LanguageModeling\(tokenizer\) or"),
         ({"dataset": [[1, 2]]}, r"^dataset is a list; give a datasets\.Dataset, or a DatasetDict"),
     ],

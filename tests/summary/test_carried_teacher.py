@@ -405,7 +405,7 @@ def test_sizes_of_the_fixed_form_are_checked_before_any_work(inputs, sizes, mess
     farzi = carried(inputs=inputs)
     monkeypatch.setattr(WrittenRows, "block", None)
     too_long = (
-        "sequence_length=2000: it has"
+        "sequence_length=2000: the summary stores"
         if inputs == "tokens"
         else "teacher does not read 2000 ids .* give a smaller"
     )
@@ -738,6 +738,19 @@ def test_rows_that_are_no_table_of_ids_are_refused(ids):
         carried().with_rows(ids)
 
 
+@pytest.mark.parametrize("wrong", [-1, V, 2**32 + 1])
+def test_ids_outside_of_the_vocabulary_are_refused(wrong):
+    """The last one is 1 in 32 bits."""
+    with pytest.raises(ValueError, match=rf"^ids holds {wrong}, outside 0 … {V - 1}; give ids of"):
+        carried().with_rows([[1, wrong]])
+
+
+@pytest.mark.parametrize("indices", [[], [0, -1]], ids=str)
+def test_rows_that_are_made_have_numbers_from_0_on(indices):
+    with pytest.raises(ValueError, match=r"^indices are \[.*\]; give one or more, from 0 on"):
+        carried()(torch.tensor(indices, dtype=torch.long))
+
+
 def test_rows_may_be_lists():
     rows = [[1, 2, 3], [4, 5, 6]]
     given = carried().with_rows(rows)
@@ -748,8 +761,11 @@ def test_rows_may_be_lists():
 def test_arguments_of_a_wrong_kind_are_named():
     with pytest.raises(ValueError, match=r"^frequencies must be 13 positive numbers"):
         FarziData.from_teacher(tiny_model("gpt2"), sequence_length=LENGTH, frequencies="abc")
-    with pytest.raises(ValueError, match=r"^num_rows='3' is not a length of an epoch"):
-        carried().as_dataset("3")
+    with pytest.raises(ValueError, match=r"^teacher is a str, no model of transformers; give one"):
+        FarziData.from_teacher("gpt2", sequence_length=LENGTH)
+    for length in ("3", True):
+        with pytest.raises(ValueError, match=rf"^num_rows={length!r} is not a length of an epoch"):
+            carried().as_dataset(length)
     with pytest.raises(ValueError, match=r"^indices must be an integer tensor .*, got \[0\]; pass"):
         carried()([0])
     with pytest.raises(ValueError, match=r"^processing_class='gpt2' is neither a tokenizer nor"):

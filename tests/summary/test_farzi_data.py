@@ -80,7 +80,8 @@ def test_forward_evaluates_a_functional_where_hooks_see_it():
 
 
 @pytest.mark.parametrize(
-    "indices", [None, torch.tensor(1), torch.tensor([0.0]), torch.tensor([[0]])]
+    "indices",
+    [None, torch.tensor(1), torch.tensor([0.0]), torch.tensor([[0]]), torch.tensor([True])],
 )
 def test_bad_indices_are_refused(indices):
     with pytest.raises(ValueError, match=r"indices must be an integer tensor of shape \(b,\), got"):

@@ -409,6 +409,20 @@ def test_a_trainer_takes_the_name_of_a_start(tmp_path):
             farzi.trainer(model, tmp_path, start=wrong, **how)
 
 
+def test_a_compiled_model_is_refused(tmp_path):
+    compiled = torch.compile(tiny_model("llama"), backend="eager")
+    with pytest.raises(
+        ValueError, match=r"^model is compiled by torch\.compile.*torch_compile=True"
+    ):
+        carrier().trainer(compiled, tmp_path, use_cpu=True)
+
+
+def test_label_smoothing_has_no_effect_and_says_so(tmp_path, caplog):
+    how = {"use_cpu": True, "report_to": "none", "max_steps": 1}
+    carrier().trainer(tiny_model("llama"), tmp_path, label_smoothing_factor=0.1, **how)
+    assert "label_smoothing_factor=0.1: no effect" in caplog.text
+
+
 @pytest.mark.parametrize("model", [None, "gpt2", torch.nn.Linear(2, 2)])
 def test_what_is_no_model_is_named(tmp_path, model):
     with pytest.raises(ValueError, match=r"^model is a .*, no model of transformers; give one"):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from farzi_hf.engine.devices import PORTIONS
 from farzi_hf.summary import vocabulary_sums
-from farzi_hf.summary.soft_tokens import HardTargets, SoftTokens
+from farzi_hf.summary.soft_tokens import GivenTargets, HardTargets, SoftTokens
 from farzi_hf.summary.vocabulary_sums import linear_cross_entropy, mean_embedding
 
 N, K, V, D, TAU = 7, 3, 11, 2, 0.7
@@ -67,6 +67,24 @@ def test_cross_entropy_of_soft_tokens_is_the_plain_formula(cut, biased, factored
     expected = derivatives(0.3 * plain_cross_entropy(h, w, c, q), weights, everything)
     found = 0.3 * linear_cross_entropy(h, w, c, SoftTokens(latents, decoder, TAU))
     assert_equal(derivatives(found, weights, everything), expected)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_cross_entropy_of_given_distributions_is_the_plain_formula(cut, counted):
+    h, w, counts = (normal(*shape, seed=i) for i, shape in enumerate([(N, K), (V, K), (N,)]))
+    q = torch.softmax(normal(N, V, seed=3).detach(), -1)
+    weights = [h, w, counts] if counted else [h, w]
+    z = h @ w.T
+    losses = z.logsumexp(-1) - (q * z).sum(-1)
+    times = counts if counted else 1.0
+    found = linear_cross_entropy(h, w, None, GivenTargets(q), counts if counted else None)
+    assert_equal(
+        derivatives(0.3 * found, weights, weights),
+        derivatives(0.3 * (losses * times).sum(), weights, weights),
+    )
+    torch.testing.assert_close(linear_cross_entropy(z, None, None, GivenTargets(q)), losses.sum())
+    with pytest.raises(ValueError, match=f"over {V - 1} entries"):
+        linear_cross_entropy(h, w, None, GivenTargets(q[:, 1:]))
 
 
 @pytest.mark.parametrize("counted", [True, False])

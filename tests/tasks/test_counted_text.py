@@ -277,3 +277,20 @@ def test_published_figures_on_ptb(words, perplexities):
     task = LanguageModeling(tokenizer)
     found = [task.metrics(model.statistics(splits["test"]))["perplexity"] for model in models]
     assert found == pytest.approx(perplexities, abs=0.06)
+
+
+@pytest.mark.parametrize("order", range(1, 6))
+def test_states_of_all_tokens_are_those_of_their_contexts(order):
+    rng = np.random.default_rng(0)
+    rows, others = (
+        [rng.integers(0, V, rng.integers(2, 8)).tolist() for _ in range(count)] for count in (30, 9)
+    )
+    model = model_of(rows, order)
+    tested = [*others, *rows[:5]]
+    contexts = [row[:end] for row in tested for end in range(len(row))]
+    lengths = np.array([len(row) for row in tested])
+    found = model.states_before(np.concatenate(tested), lengths)
+    np.testing.assert_array_equal(found, model.states(contexts))
+    single = model.distribution_after(found, np.float32)
+    assert single.dtype == np.float32
+    np.testing.assert_allclose(single, model.distribution(contexts), rtol=0, atol=1e-6)

@@ -176,6 +176,8 @@ def test_evaluate_module(case):
         (torch.zeros(3), torch.tensor([0]), None, r"pass \(B, V\) and \(B,\)"),
         (torch.zeros(1, 3), torch.tensor([0]), [[5]], "up to 5"),
         (torch.zeros(1, 3), torch.tensor([0]), [[1], [2]], "of 2 users"),
+        (torch.zeros(2, 3), torch.tensor([0, 3]), None, "targets have the id 3, but scores are of"),
+        (torch.zeros(2, 3), torch.tensor([0, -1]), None, "targets have the id -1, but scores are"),
     ],
 )
 def test_bad_input(scores, targets, seen, message):
