@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-PROMPT, COMPLETION = "prompt", "completion"
+PROMPT = "prompt"
+COMPLETION = "completion"
 
 
 def are_pairs(columns: Iterable[str]) -> bool:

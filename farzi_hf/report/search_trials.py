@@ -77,10 +77,12 @@ _MORE_STEPS = 1.25
 """Times the steps that fit into the seconds of a teacher, that are planned."""
 _FEWEST = 100
 """Steps of a teacher, however little time there is."""
-_FEW_STEPS = 1500
-"""Steps up to which a teacher is better with n-grams beside the next token."""
+_FEW_STEPS = 2500
+"""Planned steps up to which a teacher is better with n-grams beside the next token."""
 _MANY_READS = 5
 """Of each row, from which on it is, too."""
+_MOST_COUNTED = 5_000_000
+"""Entries of the data, up to which n-grams are counted for a teacher: each takes a microsecond."""
 _MOST = 20_000
 _EPOCHS = 10
 """Steps of a teacher: at most 20,000, or ten times all rows, whichever is more."""
@@ -279,10 +281,12 @@ class SearchTrials:
         that of the task where steps are few, so that what counts know is learnt sooner, and where
         rows are read so often that they would be learnt by heart; else 0, because a teacher comes
         as close to n-grams as α asks (recipes/LOG.md). 0 on a GPU, too, whose many rows a step
-        would wait for the processor that counts.
+        would wait for the processor that counts, and for data that take long to count.
         """
-        reads = steps * self._rows_a_step / len(self.splits["train"])
-        is_worth_it = self.wider == 1 and (steps <= _FEW_STEPS or reads >= _MANY_READS)
+        rows = len(self.splits["train"])
+        is_quick = self.wider == 1 and rows * self.mean <= _MOST_COUNTED
+        reads = steps * self._rows_a_step / rows
+        is_worth_it = is_quick and (steps <= _FEW_STEPS or reads >= _MANY_READS)
         return self.task.counted_share if is_worth_it else 0.0
 
     @property

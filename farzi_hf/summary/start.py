@@ -411,7 +411,8 @@ def maps_between(tables: Tables, widths: tuple[int, int | None], is_tied: bool =
     has a part of each copy, so that products of the two stay (Net2Net, arXiv 1511.05641); in a
     student whose head is its embedding, zeros, because a copy would double its logits.
     """
-    e, k = tables.inputs.shape[1], None if tables.head is None else tables.head.shape[1]
+    e = tables.inputs.shape[1]
+    k = None if tables.head is None else tables.head.shape[1]
     has_two_tables = k is not None and widths[1] is not None and not is_tied
     if has_two_tables and widths[0] > e and widths[1] > k:
         of_inputs, _ = _copied_columns(e, widths[0])

@@ -8,7 +8,7 @@ the second: rank, AUC.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any, ClassVar
 
 import datasets
@@ -19,6 +19,7 @@ from datasets import Dataset, DatasetDict
 from transformers import AutoConfig, EvalPrediction, PreTrainedConfig
 
 import farzi_hf.models  # noqa: F401
+from farzi_hf.common.checks import check_size
 from farzi_hf.data.interactions import (
     SAMPLE_INTERACTIONS,
     Interactions,
@@ -74,7 +75,12 @@ def ranking_metrics(
             `seed`, and not among all. Such figures are higher, and only comparable with those of as
             many negatives.
     """
+    if isinstance(ks, int) or not ks:
+        raise ValueError(f"ks={ks!r} are no lengths of lists: give some, such as (10, 100)")
+    for k in ks:
+        check_size("ks", k)
     if negatives is not None:
+        check_size("negatives", negatives)
         scores = _with_negatives(
             torch.as_tensor(scores), torch.as_tensor(targets), seen, negatives, seed
         )
@@ -343,6 +349,12 @@ class Recommendation(Task):
     collator = SequenceCollator(padding_id=0)
 
     def __init__(self, processing_class: Any) -> None:
+        are_names = isinstance(processing_class, Sized) and not isinstance(processing_class, str)
+        if processing_class is not None and not are_names:
+            raise ValueError(
+                f"processing_class={processing_class!r:.200} holds no names of items: give"
+                " Interactions.vocabulary"
+            )
         super().__init__(processing_class)
         # Of few items, any model has most among its first hundred.
         has_few_items = processing_class is not None and len(processing_class) <= _FEW_ITEMS

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import datasets
@@ -401,6 +402,11 @@ class LanguageModeling(Task):
     split_label = "the data set's own train, validation and test"
 
     def __init__(self, processing_class: Any) -> None:
+        if isinstance(processing_class, str | Path):
+            raise ValueError(
+                f"processing_class={str(processing_class)!r:.200} is the name of a tokenizer: load"
+                " it with transformers, and give the tokenizer itself"
+            )
         super().__init__(processing_class)
         self._labels: dict[Any, NGramLabels] = {}
 

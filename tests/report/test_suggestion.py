@@ -704,10 +704,11 @@ def test_teachers_of_few_steps_or_many_reads_learn_what_n_grams_predict(text, tm
     of_many_reads = search_trials._MANY_READS * rows / trials._rows_a_step
     assert of_many_reads < few  # a small text
     assert trials.counted_share(10) == trials.counted_share(20 * few) == 0.5
-    large = replace(trials, splits={**trials.splits, "train": range(10**6)})
+    large = replace(trials, splits={**trials.splits, "train": range(10**5)})
     assert large.counted_share(few) == 0.5
     assert large.counted_share(few + 1) == 0
     assert replace(large, wider=8).counted_share(few) == 0
+    assert replace(large, mean=100.0).counted_share(few) == 0  # 10 million entries
     items = replace(trials, task=Recommendation(["a", "b"]))
     assert items.counted_share(10) == 0
 

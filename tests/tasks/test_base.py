@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
-from farzi_hf.metrics import bootstrap_interval, mean_and_spread
-from farzi_hf.tasks import Recommendation
+from farzi_hf.metrics import bootstrap_interval, mean_and_spread, ranking_metrics
+from farzi_hf.tasks import LanguageModeling, Recommendation
 from farzi_hf.tasks.base import _module
 from farzi_hf.tasks.text import TokenMetrics
 
@@ -68,3 +69,24 @@ def test_metrics_need_no_cache(tmp_path, monkeypatch):
     module = _module.__wrapped__(TokenMetrics)
     found = module.compute(predictions=[[[1.0, 1.0, 1.0], [3.0, 0.0, 1.0]]])
     assert found["perplexity"] == pytest.approx(math.exp(2))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LanguageModeling("gpt2"), "'gpt2' is the name of a tokenizer: load it"),
+        (lambda: Recommendation("abc"), "'abc' holds no names of items"),
+        (lambda: Recommendation(3), "processing_class=3 holds no names of items"),
+        (lambda: ranking(ks=10), "ks=10 are no lengths of lists"),
+        (lambda: ranking(ks=()), r"ks=\(\) are no lengths of lists"),
+        (lambda: ranking(ks=(0,)), "ks must be an integer of at least 1, got 0"),
+        (lambda: ranking(negatives=-1), "negatives must be an integer of at least 1, got -1"),
+    ],
+)
+def test_arguments_of_another_kind_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def ranking(**given):
+    return ranking_metrics(torch.rand(2, 6), torch.tensor([1, 2]), **given)
