@@ -90,6 +90,11 @@ def set_values(model: PreTrainedModel, values: Mapping[str, Tensor]) -> list[str
     """Sets the values into the parameters of these names, in place; returns the names."""
     parameters = dict(model.named_parameters())
     for name, value in values.items():
+        if parameters[name].is_inference():
+            raise ValueError(
+                f"model was made under torch.inference_mode(), so its {name} cannot be set; make it"
+                " outside of it"
+            )
         parameters[name].copy_(value)
     return list(values)
 

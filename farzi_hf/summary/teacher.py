@@ -164,6 +164,7 @@ def _given_weights() -> Iterator[None]:
         hook.remove()
 
 
+_TOLERANCE = 1e-4  # of the change at a token that is another one; causal models have 1e-7
 _DRAWS = {torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default}
 
 
@@ -199,7 +200,7 @@ def check_made_again(
     model: PreTrainedModel, again: PreTrainedModel, ids: Tensor, source: str, remedy: str
 ) -> None:
     """Raises ValueError unless `again`, which its config has made, has the parameters of the model,
-    and predicts the same after ids (b, ξ).
+    predicts the same after ids (b, ξ), and does not see the future.
     """
     different = _named_shapes(model) ^ _named_shapes(again)
     if different:
@@ -223,6 +224,14 @@ def check_made_again(
     if not torch.allclose(logits, expected, rtol=1e-3, atol=1e-3):
         raise ValueError(
             f"{source}: a model with its config and parameters predicts otherwise; {remedy}"
+        )
+    others = ids.clone()
+    others[:, -1] = (ids[:, -1] + 1) % logits.shape[-1]
+    moved = carried.labels(tensors, others).logits() - logits
+    if moved[:, :-1].abs().amax() > _TOLERANCE * moved[:, -1].abs().amax():
+        raise ValueError(
+            f"{source} sees the future, so its labels would tell the next token; {remedy} (of BERT:"
+            " is_decoder=True in the config)"
         )
 
 

@@ -26,7 +26,7 @@ from tiny_models import (
     tiny_model,
 )
 from torch.utils.data import DataLoader
-from transformers import AutoConfig, AutoModelForCausalLM, Trainer
+from transformers import AutoConfig, AutoModelForCausalLM, BertConfig, Trainer
 from transformers.modeling_outputs import CausalLMOutput
 
 from farzi_hf import FarziConfig, FarziTrainer
@@ -770,3 +770,18 @@ def test_arguments_of_a_wrong_kind_are_named():
         carried()([0])
     with pytest.raises(ValueError, match=r"^processing_class='gpt2' is neither a tokenizer nor"):
         FarziData.from_teacher(tiny_model("gpt2"), sequence_length=LENGTH, tokenizer="gpt2")
+
+
+def test_a_teacher_that_sees_the_future_is_refused():
+    """Its labels would tell the next token."""
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
+    for is_decoder in (False, True):
+        config = BertConfig(vocab_size=V, num_hidden_layers=1, is_decoder=is_decoder, **sizes)
+        teacher = AutoModelForCausalLM.from_config(config)
+        if is_decoder:
+            assert FarziData.from_teacher(teacher, sequence_length=5).nbytes > 0
+            continue
+        with pytest.raises(
+            ValueError, match=r"^teacher sees the future, so its labels .*BERT: is_dec"
+        ):
+            FarziData.from_teacher(teacher, sequence_length=5)

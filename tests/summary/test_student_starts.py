@@ -417,6 +417,15 @@ def test_a_compiled_model_is_refused(tmp_path):
         carrier().trainer(compiled, tmp_path, use_cpu=True)
 
 
+def test_a_model_that_cannot_be_changed_is_named():
+    with torch.inference_mode():
+        model = tiny_model("llama")
+    with pytest.raises(
+        ValueError, match=r"^model was made under torch\.inference_mode\(\), so its "
+    ):
+        carrier().start(model)
+
+
 def test_label_smoothing_has_no_effect_and_says_so(tmp_path, caplog):
     how = {"use_cpu": True, "report_to": "none", "max_steps": 1}
     carrier().trainer(tiny_model("llama"), tmp_path, label_smoothing_factor=0.1, **how)
