@@ -222,7 +222,8 @@ def _recommend(counted: Counts, args: Namespace) -> None:
 
     recommended = counted.model.recommend(histories, args.top_k)
     for user, history, items in zip(found.user_ids, histories, recommended, strict=True):
-        print(f"{terminal_text(user, 40)}: {shown(history[-_LAST:])} -> {shown(items)}")
+        answer = shown(items) if items else "no item is left: this user has had all"
+        print(f"{terminal_text(user, 40)}: {shown(history[-_LAST:])} -> {answer}")
 
 
 def _of_users(found: Interactions, users: Sequence[str]) -> Interactions:

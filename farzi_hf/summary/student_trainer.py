@@ -7,11 +7,15 @@ from copy import copy
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel, Trainer
 
 from farzi_hf.common.checks import check_rate
-from farzi_hf.summary.soft_tokens import check_student
+from farzi_hf.data.seeds import seeded
+from farzi_hf.summary.soft_tokens import check_student, vocabulary_size
 from farzi_hf.summary.soft_training import attach_soft_inputs, soft_cross_entropy
+from farzi_hf.summary.teacher import sees_the_future
 
 if TYPE_CHECKING:
     import os
@@ -20,6 +24,31 @@ if TYPE_CHECKING:
     from farzi_hf.summary.student_starts import StudentStart
 
 logger = logging.getLogger(__name__)
+
+
+def _check_causal(model: PreTrainedModel) -> None:
+    """Raises ValueError if a student sees the future. It is tried with four ids, where it runs on
+    ids alone, and in full precision: else rounding could look like it.
+    """
+    if next(model.parameters()).dtype not in (torch.float32, torch.float64):
+        return
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocabulary_size(model), (1, 4), generator=generator).to(model.device)
+
+    @torch.no_grad()
+    def logits(some: Tensor) -> Tensor:
+        with seeded():  # so that the same numbers are dropped
+            return model(input_ids=some).logits
+
+    try:
+        sees = sees_the_future(logits, ids)
+    except Exception:  # each model fails in its own way, and Trainer will say how
+        return
+    if sees:
+        raise ValueError(
+            f"model is a {type(model).__name__}, which sees the future; give a causal model (for"
+            " BERT: is_decoder=True in the config)"
+        )
 
 
 def student_trainer(
@@ -51,6 +80,7 @@ def student_trainer(
             " the model itself, and torch_compile=True"
         )
     check_student(model, farzi.config.vocab_size)
+    _check_causal(model)
     names = signature(Trainer).parameters
     settings = {name: x for name, x in changes.items() if name not in names}
     of_trainer = {name: x for name, x in changes.items() if name in names}

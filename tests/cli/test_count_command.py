@@ -100,6 +100,14 @@ def test_counted_items_score_and_rank(of_items, capsys):
     assert "rules of sequences, counted: HR@10 " in capsys.readouterr().out
 
 
+def test_who_has_had_all_items_is_told_so(of_items, capsys):
+    names = Counts.from_pretrained(of_items).names[1:]
+    lines = [f'ann,"{name}",{time}' for time, name in enumerate(names)]
+    Path("all.csv").write_text("\n".join(["user,item,timestamp", *lines]), encoding="utf-8")
+    main(["count", "items", "--recommend", "all.csv"])
+    assert capsys.readouterr().out.endswith("-> no item is left: this user has had all\n")
+
+
 def test_names_of_strangers_do_not_control_the_terminal(of_items, capsys):
     counted = Counts.from_pretrained(of_items)
     names = counted.names

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny_artefacts import INNER, WORDS, word_tokenizer
 from tiny_models import ATTENTION, LENGTH, NEXT_ITEM, V, config_of, tiny_model, tiny_summary
-from transformers import AutoModelForCausalLM, Trainer
+from transformers import AutoModelForCausalLM, BertConfig, Trainer
 
 from farzi_hf.cli import main
 from farzi_hf.data.seeds import Purpose, derive
@@ -424,6 +424,21 @@ def test_a_model_that_cannot_be_changed_is_named():
         ValueError, match=r"^model was made under torch\.inference_mode\(\), so its "
     ):
         carrier().start(model)
+
+
+def test_a_student_that_sees_the_future_is_refused(tmp_path):
+    """It would read the token whose label it learns."""
+    how = {"use_cpu": True, "report_to": "none", "max_steps": 1}
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
+    sizes |= {"vocab_size": V, "num_hidden_layers": 1}
+    student = AutoModelForCausalLM.from_config(BertConfig(is_decoder=True, **sizes)).train()
+    carrier().trainer(student, tmp_path, start="random", **how)  # also with its dropout
+    assert student.training
+    student = AutoModelForCausalLM.from_config(BertConfig(**sizes))
+    with pytest.raises(
+        ValueError, match=r"^model is a BertLMHeadModel, which sees the future; giv"
+    ):
+        carrier().trainer(student, tmp_path, **how)
 
 
 def test_label_smoothing_has_no_effect_and_says_so(tmp_path, caplog):
