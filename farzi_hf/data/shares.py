@@ -10,9 +10,9 @@ def rows_by_shares(
 ) -> list[int]:
     """Numbers of rows in the order in which they are read, each as often as its share says.
 
-    Passes follow each other. A pass reads as many rows as have a share, shuffled, and each of them
-    at least ⌊x⌋ and at most ⌈x⌉ times where it should be x times. So equal shares make ordinary
-    epochs.
+    A row that should be read x times is read once in each part of the training, of 1 / x, at a
+    random moment of that part. So the reads of a row are spread over the whole training, whatever
+    other rows there are, and equal shares make ordinary epochs.
 
     Args:
         shares: (n,), not negative; their sum does not matter.
@@ -28,13 +28,18 @@ def rows_by_shares(
             "weights has a negative number, or one that is not finite, or zeros alone; give"
             " positive numbers for the rows to read"
         )
-    length = int((shares > 0).sum())
-    rows: list[int] = []
-    while len(rows) < count:
+    reads = shares * (count / shares.sum())
+    parts = np.ceil(reads).astype(int)
+    is_read = reads > 0
+    rows: list[np.ndarray] = []
+    moments: list[np.ndarray] = []
+    # One part more than a row needs: chance may leave the training a few reads too short.
+    for part in range(int(parts.max()) + 1):
         shuffled = generator.permutation(len(shares))
-        # A point of each unit of length that is shared out among the rows.
-        ends = np.cumsum(shares[shuffled]) * (length / shares.sum())
-        points = generator.random() + np.arange(length)
-        places = np.searchsorted(ends, np.minimum(points, ends[-1] * (1 - 1e-12)), side="right")
-        rows += generator.permutation(shuffled[places]).tolist()
-    return rows[:count]
+        offset = generator.random()
+        of_part = generator.permutation(shuffled[is_read[shuffled] & (parts[shuffled] >= part)])
+        within = (np.arange(len(of_part)) + offset) / len(of_part)
+        rows.append(of_part)
+        moments.append((part + within) / reads[of_part])
+    order = np.concatenate(moments).argsort(kind="stable")[:count]
+    return np.concatenate(rows)[order].tolist()

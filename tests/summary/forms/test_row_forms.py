@@ -89,6 +89,21 @@ def test_rows_are_drawn_as_often_as_their_weights_say():
     assert drawn["number"] != summary().as_dataset(num_rows=60, seed=2)["number"]
 
 
+def test_small_shares_of_many_rows_do_not_disturb_how_the_others_are_read():
+    shares = np.concatenate([np.full(20, 0.99 / 20), np.full(980, 0.01 / 980)])
+    counts = []
+    for seed in range(20):
+        rows = np.array(rows_by_shares(shares, 400, np.random.default_rng(seed)))
+        assert len(rows) == 400
+        counts.append(np.bincount(rows, minlength=1000))
+        for half in (rows[:200], rows[200:]):
+            of_large = np.bincount(half, minlength=1000)[:20]
+            assert of_large.min() >= 8  # 9.9 reads should be in each half
+            assert of_large.max() <= 12
+    of_small = np.sum(counts, axis=0)[20:].sum()
+    assert of_small == pytest.approx(20 * 4, abs=27)  # three standard deviations
+
+
 def test_equal_shares_are_ordinary_epochs():
     rows = rows_by_shares([2.0, 0, 2, 2], 9, np.random.default_rng(0))
     assert [sorted(rows[i : i + 3]) for i in (0, 3, 6)] == [[0, 2, 3]] * 3
