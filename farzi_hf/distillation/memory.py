@@ -77,8 +77,15 @@ class IdRows:
 
     def copied(self, source: IdRows, n: int) -> float:
         """The share of their n-grams that stand in rows of `source`; 0 without any."""
-        stands_there = np.isin(self.ngrams(n), source.ngrams(n))
-        return float(stands_there.mean()) if len(stands_there) else 0.0
+        kinds, numbers = np.unique(self.ngrams(n), return_inverse=True)
+        if not len(kinds):
+            return 0.0
+        # These are few, so those of the source are looked up among them, and not sorted.
+        of_source = source.ngrams(n)
+        places = np.minimum(np.searchsorted(kinds, of_source), len(kinds) - 1)
+        stands_there = np.zeros(len(kinds), dtype=bool)
+        stands_there[places[kinds[places] == of_source]] = True
+        return float(stands_there[numbers].mean())
 
     def longest_copied(self, source: IdRows) -> int:
         """The length of the longest run of ids inside a row that stands in a row of `source`."""
