@@ -27,6 +27,17 @@ def check_size(name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> 
     return int(value)
 
 
+def check_share(name: str, value: float) -> float:
+    """`value`.
+
+    Raises:
+        ValueError: it is not a number from 0 to 1.
+    """
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}={value} is not a share; give a number from 0 to 1")
+    return value
+
+
 def check_rate(name: str, value: Any) -> float:
     """A learning rate as a float.
 

@@ -37,6 +37,7 @@ def rows_by_shares(
     for part in range(int(parts.max()) + 1):
         shuffled = generator.permutation(len(shares))
         offset = generator.random()
+        # Shuffled again, so that equal shares are read in the order in which they always were.
         of_part = generator.permutation(shuffled[is_read[shuffled] & (parts[shuffled] >= part)])
         within = (np.arange(len(of_part)) + offset) / len(of_part)
         rows.append(of_part)

@@ -193,6 +193,12 @@ def item_names(content: bytes, path: Path, most: int) -> list[str]:
     return names
 
 
+def is_list(names: Any) -> bool:
+    """Whether these are several names in an order."""
+    is_another = isinstance(names, str | bytes | Mapping | Set)
+    return hasattr(names, "__len__") and not is_another
+
+
 def vocabulary_of(processing_class: Any) -> Vocabulary:
     """The vocabulary of a tokenizer, of a list of items' names, or of `None`. Raises ValueError for
     anything else.
@@ -201,8 +207,7 @@ def vocabulary_of(processing_class: Any) -> Vocabulary:
         return Vocabulary()
     if hasattr(processing_class, "get_vocab"):
         return TokenVocabulary(processing_class)
-    is_no_list = isinstance(processing_class, str | bytes | Mapping | Set)
-    if is_no_list or not hasattr(processing_class, "__len__"):
+    if not is_list(processing_class):
         raise ValueError(
             f"processing_class={processing_class!r:.200} is neither a tokenizer nor a list of"
             " names: give a tokenizer that AutoTokenizer has loaded, or the names of all items"

@@ -23,6 +23,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from farzi_hf.common.checks import check_share
 from farzi_hf.common.settings import checked, setting
 from farzi_hf.common.tensors import load_tensors, save_tensors
 from farzi_hf.data.seeds import Purpose, derive
@@ -310,11 +311,7 @@ class TeacherTraining:
         have their defaults. Raises ValueError if one cannot be used.
         """
         given = checked(cls.Settings, settings)
-        share = given.teacher_counted_share
-        if not 0 <= share <= 1:
-            raise ValueError(
-                f"teacher_counted_share={share} is no share: give a number from 0 to 1"
-            )
+        check_share("teacher_counted_share", given.teacher_counted_share)
         make = TEACHER_OPTIMIZERS[given.teacher_optimizer]
         optimizer = make(given.teacher_learning_rate, weight_decay=given.teacher_weight_decay)
         cuts = cuts_of("teacher_cuts", settings.get("teacher_cuts", ()))

@@ -24,6 +24,7 @@ from datasets import Dataset, IterableDataset
 from safetensors import safe_open
 from torch import Tensor
 
+from farzi_hf.common.checks import check_share
 from farzi_hf.common.files import load_record, save_record
 from farzi_hf.common.settings import setting
 from farzi_hf.common.tensors import check_tensors, save_tensors
@@ -353,10 +354,7 @@ class PretrainedStarts:
     last_step: int | None = last_start()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.fresh <= 1:
-            raise ValueError(
-                f"fresh_start_fraction={self.fresh} is not a share; give a number from 0 to 1"
-            )
+        check_share("fresh_start_fraction", self.fresh)
 
     def __call__(
         self, learner: Learner, seed: int, device: torch.device | str | None = None

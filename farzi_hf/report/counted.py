@@ -54,6 +54,7 @@ from farzi_hf.tasks import (
     SequenceRules,
     Task,
 )
+from farzi_hf.tasks.base import check_task
 from farzi_hf.tasks.counted import check_room, coded, decoded
 
 MODEL_TYPE = "farzi_counted"
@@ -368,11 +369,7 @@ def count(
         ValueError: an argument is of another kind, there are no rows to count, or a setting cannot
             be used.
     """
-    if not isinstance(task, Task):
-        raise ValueError(
-            f"task={task!r:.200} is none; give LanguageModeling(tokenizer) or"
-            " Recommendation(vocabulary)"
-        )
+    check_task(task)
     is_mapping = isinstance(dataset, Mapping)
     missing = [name for name in ("train", "validation") if not is_mapping or name not in dataset]
     if missing:

@@ -223,8 +223,8 @@ class SearchTrials:
     def step_seconds(self, learner: Mapping[str, Any], steps: int | None = None) -> float:
         """Seconds of a step of a teacher, from so many steps that are timed; by default a few."""
         steps = steps or _TIMED
-        share = self.asked(teacher_counted_share=self.counted_share(steps))
-        trainer = self.trainer(learner, teacher_steps=steps, **share)
+        share = self.counted_share(steps)
+        trainer = self.trainer(learner, teacher_steps=steps, teacher_counted_share=share)
         training = trainer.args.make_teacher_training()
         return training.step_seconds(trainer.learner, trainer.real_data, self.seed)
 
@@ -278,11 +278,14 @@ class SearchTrials:
 
     def counted_share(self, steps: int) -> float:
         """α, the share of a teacher's labels that n-grams predict, for a training of so many steps:
-        that of the task where steps are few, so that what counts know is learnt sooner, and where
-        rows are read so often that they would be learnt by heart; else 0, because a teacher comes
-        as close to n-grams as α asks (recipes/LOG.md). 0 on a GPU, too, whose many rows a step
-        would wait for the processor that counts, and for data that take long to count.
+        the one that is given; or that of the task where steps are few, so that what counts know is
+        learnt sooner, and where rows are read so often that they would be learnt by heart; else 0,
+        because a teacher comes as close to n-grams as α asks (recipes/LOG.md). 0 on a GPU, too,
+        whose many rows a step would wait for the processor that counts, and for data that take long
+        to count.
         """
+        if "teacher_counted_share" in self.fixed:
+            return self.fixed["teacher_counted_share"]
         rows = len(self.splits["train"])
         is_quick = self.wider == 1 and rows * self.mean <= _MOST_COUNTED
         reads = steps * self._rows_a_step / rows
@@ -342,7 +345,7 @@ class SearchTrials:
         within = math.inf
         if not steps:
             steps, within = self.planned(f"{name}, {len(earlier)}", learner, seconds)
-        share = self.asked(teacher_counted_share=self.counted_share(steps))
+        share = self.counted_share(steps)
         # One of as many steps that was cut is not this one, which has more time.
         cut = [trial for trial in earlier if trial.found.get("teacher_cuts")]
         again = any(trial.found["teacher_steps"] == steps for trial in cut)
@@ -350,7 +353,7 @@ class SearchTrials:
 
         def make() -> dict[str, Any]:
             began = time.perf_counter()
-            trainer = self.trainer(learner, teacher_steps=steps, **share)
+            trainer = self.trainer(learner, teacher_steps=steps, teacher_counted_share=share)
             state = self.kept.state(folder.name)
             training = self._in_time(trainer, state, within)
             [teacher] = trainer.labelling.teachers(trainer.real_data, training, self.seed)
@@ -365,7 +368,7 @@ class SearchTrials:
             is_short = has_stopped and trained.steps < trained.end
             stopped = ", and not better later" if is_short else ""
             cut = f", cut from {steps:,} by the clock" if _is_cut(trained, steps) else ""
-            beside = ", n-grams beside the next token" if share["teacher_counted_share"] else ""
+            beside = ", n-grams beside the next token" if share else ""
             numbers = sum(x.numel() for x in teacher.params.values())
             return {
                 **self.judged(trainer, teacher.learner, teacher.params),
@@ -374,7 +377,7 @@ class SearchTrials:
                 "found": {
                     "learner": dict(learner),
                     "teacher_steps": steps,
-                    **share,
+                    "teacher_counted_share": share,
                     "teacher_cuts": numbers_of_cuts(trained.cuts),
                     "steps": trained.steps,
                     "seconds": round(taken, 2),
@@ -449,8 +452,9 @@ class SearchTrials:
         folder = self.folder / f"{teacher.found['folder']}-{way}"
 
         def make() -> dict[str, Any]:
-            share = {"teacher_counted_share": teacher.found["teacher_counted_share"]}
-            trainer = self.trainer(learner, self.model_of(teacher), **settings, **share)
+            share = teacher.found["teacher_counted_share"]
+            given = {**settings, "teacher_counted_share": share}
+            trainer = self.trainer(learner, self.model_of(teacher), **given)
             training = self._in_time(trainer, self.kept.state(folder.name), within)
             farzi = trainer.model
             _, trained = trainer.labelling.pack(farzi, trainer.real_data, trainer.args, training)

@@ -63,6 +63,7 @@ from farzi_hf.report.trials import CountingWins, Suggestion, Trial, words_of
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import LABELS, TeacherLabels
 from farzi_hf.tasks import Task
+from farzi_hf.tasks.base import check_task
 from farzi_hf.tasks.counted import CountedRow
 
 _SHARES = {"learners": 0.22, "teacher": 0.28, "packing": 0.08, "students": 0.15}
@@ -164,11 +165,7 @@ def suggest(
     Raises:
         ValueError: an argument cannot be used, or there are too few rows.
     """
-    if not isinstance(task, Task):
-        raise ValueError(
-            f"task={task!r:.200} is none; give LanguageModeling(tokenizer) or"
-            " Recommendation(vocabulary)"
-        )
+    check_task(task)
     if not isinstance(dataset, Dataset | Mapping):
         raise ValueError(
             f"dataset is a {type(dataset).__name__}; give a datasets.Dataset, or a DatasetDict with"

@@ -376,3 +376,12 @@ def _quantile(values: np.ndarray, share: float) -> float:
     # Between two infinite numbers there is nothing.
     method = "linear" if np.isfinite(values).all() else "inverted_cdf"
     return float(np.quantile(values, share, method=method))
+
+
+def check_task(task: Any) -> None:
+    """Raises ValueError if an argument is no task."""
+    if not isinstance(task, Task):
+        raise ValueError(
+            f"task={task!r:.200} is none; give LanguageModeling(tokenizer) or"
+            " Recommendation(vocabulary)"
+        )

@@ -8,7 +8,7 @@ the second: rank, AUC.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import datasets
@@ -35,6 +35,7 @@ from farzi_hf.data.sequences import (
     flatten_sequences,
     training_windows,
 )
+from farzi_hf.data.vocabulary import is_list
 from farzi_hf.models.base import check_fields
 from farzi_hf.tasks.base import (
     Outputs,
@@ -349,8 +350,7 @@ class Recommendation(Task):
     collator = SequenceCollator(padding_id=0)
 
     def __init__(self, processing_class: Any) -> None:
-        are_names = isinstance(processing_class, Sized) and not isinstance(processing_class, str)
-        if processing_class is not None and not are_names:
+        if processing_class is not None and not is_list(processing_class):
             raise ValueError(
                 f"processing_class={processing_class!r:.200} holds no names of items: give"
                 " Interactions.vocabulary"
