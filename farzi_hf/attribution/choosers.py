@@ -269,8 +269,7 @@ class CrossEntropyDifference(Ranked):
 
     def _model(self, rows: Sequence[Sequence[int]], vocab_size: int) -> KneserNey:
         dataset = HFDataset.from_dict({"input_ids": [list(row) for row in rows]})
-        *_, longest = KneserNey.counted(dataset, vocab_size, _ORDER)
-        return longest
+        return KneserNey.longest(dataset, vocab_size, _ORDER)
 
 
 class GradientCosine(Ranked):

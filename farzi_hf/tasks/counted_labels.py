@@ -67,8 +67,7 @@ class NGramLabels:
             others = np.flatnonzero(part_of_row != part)
             # Rows that are all alike are in one part.
             sequences = self._rows.select(others) if len(others) else self._rows
-            *_, model = KneserNey.counted(sequences, self._vocab_size, HIGHEST)
-            models.append(model)
+            models.append(KneserNey.longest(sequences, self._vocab_size, HIGHEST))
         return models
 
     def __call__(self, rows: Sequence[Sequence[int]], predicted: np.ndarray) -> np.ndarray:

@@ -175,7 +175,7 @@ class KneserNey(CountedModel):
             orders: the lengths of n-grams among which to choose.
         """
         tried = 0
-        for model in cls.counted(sequences, vocab_size, max(orders)):
+        for model in cls.counted(sequences, vocab_size, max(orders), min(orders)):
             if model.order in orders:
                 nats, _ = model._measured(validation)
                 model.error = -float(nats.mean())
@@ -187,9 +187,20 @@ class KneserNey(CountedModel):
             )
 
     @classmethod
-    def counted(cls, sequences: Dataset, vocab_size: int, highest: int) -> Iterator[KneserNey]:
-        """The models of order 1, 2, … `highest`, as far as rows are long. They share the counts of
-        lower orders; the `seconds` of each are those since the beginning.
+    def longest(cls, sequences: Dataset, vocab_size: int, highest: int) -> KneserNey:
+        """The model of order `highest`, or of the highest that rows are long enough for. Raises
+        ValueError as `counted`.
+        """
+        [model] = cls.counted(sequences, vocab_size, highest, highest)
+        return model
+
+    @classmethod
+    def counted(
+        cls, sequences: Dataset, vocab_size: int, highest: int, lowest: int = 1
+    ) -> Iterator[KneserNey]:
+        """The models of order `lowest` to `highest`, as far as rows are long; of rows that are too
+        short for `lowest`, the longest one that they allow. They share the counts of lower orders;
+        the `seconds` of each are those since the beginning.
 
         Raises:
             ValueError: an id is outside the vocabulary, or no row has two tokens.
@@ -208,12 +219,14 @@ class KneserNey(CountedModel):
         shorter = np.array([1 / vocab_size])
         lower: list[NGrams] = []
         for order in range(1, highest + 1):
-            top = NGrams.smoothed(keys, raw, suffixes, shorter, vocab_size)
-            model = cls(vocab_size, [*lower, top])
-            model.seconds = time.perf_counter() - begin
-            yield model
             ends = np.flatnonzero(places >= order)  # of n-grams that are longer by one
-            if order == highest or not len(ends):
+            is_last = order == highest or not len(ends)
+            if order >= lowest or is_last:
+                top = NGrams.smoothed(keys, raw, suffixes, shorter, vocab_size)
+                model = cls(vocab_size, [*lower, top])
+                model.seconds = time.perf_counter() - begin
+                yield model
+            if is_last:
                 return
             longer_keys, first, numbers, longer_raw = np.unique(
                 ranks[ends - 1] * vocab_size + ids[ends],

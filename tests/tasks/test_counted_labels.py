@@ -53,7 +53,7 @@ def test_labels_are_those_of_a_model_that_has_not_counted_the_row(rows, labels):
     for row in some:
         part = module._part_of(row, 5)
         others = [each for each in rows if module._part_of(each, 5) != part]
-        *_, model = KneserNey.counted(Dataset.from_dict({"input_ids": others}), V, module.HIGHEST)
+        model = KneserNey.longest(Dataset.from_dict({"input_ids": others}), V, module.HIGHEST)
         expected.append(model.distribution([row[:end] for end in range(1, len(row))]))
     np.testing.assert_allclose(found, np.concatenate(expected), rtol=0, atol=1e-6)
     np.testing.assert_allclose(found.sum(1), 1, rtol=0, atol=1e-5)
@@ -64,7 +64,7 @@ def test_a_row_does_not_find_its_own_tokens(rows):
     odd = [0, 13, 5, 17, 2, 11]
     everything = Dataset.from_dict({"input_ids": [*rows, odd, odd, odd]})
     of_others = NGramLabels(everything, V)([odd], all_but_first([odd]))
-    *_, of_all = KneserNey.counted(everything, V, module.HIGHEST)
+    of_all = KneserNey.longest(everything, V, module.HIGHEST)
     own = np.exp(of_all.log_probabilities([odd])[0])
     assert of_others[np.arange(5), odd[1:]].mean() < 0.5 * own.mean()
 

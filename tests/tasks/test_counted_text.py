@@ -31,6 +31,21 @@ def model_of(ids: list[list[int]], order: int) -> KneserNey:
     return list(KneserNey.counted(dataset(ids), V, order))[-1]
 
 
+@given(SEQUENCES, st.integers(1, 5), st.integers(1, 5))
+def test_models_from_an_order_on_are_those_of_all_orders(ids, lowest, more):
+    """Of rows that are too short, the longest that they allow."""
+    highest = lowest + more
+    everything = list(KneserNey.counted(dataset(ids), V, highest))
+    some = list(KneserNey.counted(dataset(ids), V, highest, lowest))
+    expected = [model for model in everything if model.order >= lowest] or everything[-1:]
+    assert [model.order for model in some] == [model.order for model in expected]
+    longest = KneserNey.longest(dataset(ids), V, highest)
+    for found, same in zip([*some, longest], [*expected, everything[-1]], strict=True):
+        for ours, theirs in zip(found.levels, same.levels, strict=True):
+            np.testing.assert_array_equal(ours.probabilities, theirs.probabilities)
+            np.testing.assert_array_equal(ours.backoffs, theirs.backoffs)
+
+
 class Plain:
     """Interpolated modified Kneser-Ney with dictionaries, n-gram by n-gram and token by token."""
 
