@@ -142,9 +142,15 @@ def _count(args: Namespace) -> None:
     given = {name: getattr(args, name) for name in _OF_DATA}
     settings = RunSettings(
         dataset=args.data,
-        splits=[args.split_seed],
         **{name: value for name, value in given.items() if value is not None},
     )
+    if args.split_seed:
+        if not settings.task_class.splits_differ:
+            raise ValueError(
+                f"--split_seed {args.split_seed} is for interactions, but {args.data!r} holds"
+                f" {settings.task}; leave it out"
+            )
+        settings = replace(settings, splits=[args.split_seed])
     choice: dict[str, Any] = {}
     if args.order is not None:
         if settings.task_class is not CountedText.tasks:

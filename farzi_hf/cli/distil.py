@@ -260,7 +260,8 @@ class Distillation:
             return []
         if self._start:
             return [Measured.from_json(part) for part in self._start["measured"]]
-        self.trainer.tune_initialization()
+        with self.trainer.run.in_folder():
+            self.trainer.tune_initialization()
         if not self.is_first:
             return []
         start = copy.deepcopy(self.trainer.model)
@@ -362,6 +363,7 @@ class Distillation:
             plots=plots,
             show_rows=show_rows,
         )
+        self.trainer.run.kept_start.discard()
         left = vars(Left.by(self.folder, self.trainer.model, plots))
         return self.keep(RESULTS, measured, facts=self.facts, **words, left=left)
 

@@ -398,14 +398,18 @@ class Columns:
         """Whether a data set is one of texts; otherwise it is one of interactions.
 
         Raises:
-            ValueError: nothing says it.
+            ValueError: nothing says it; or a column of times is named, and it is one of texts.
         """
-        if self.text is None and not (self.user or self.item) and _has_answers(source):
-            return True
-        kind = recognise(
-            source, text_column=self.text, user_column=self.user, item_column=self.item
-        )
-        return kind == TEXT
+        are_texts = self.text is None and not (self.user or self.item) and _has_answers(source)
+        if not are_texts:
+            named = {"text_column": self.text, "user_column": self.user, "item_column": self.item}
+            are_texts = recognise(source, **named) == TEXT
+        if are_texts and self.time:
+            raise ValueError(
+                f"--time_column {self.time} is for interactions, and {source!r} is read as text:"
+                " leave it out, or name --user_column and --item_column"
+            )
+        return are_texts
 
     def interactions(self, source: str) -> Interactions:
         """The histories of a data set."""

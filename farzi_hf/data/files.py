@@ -3,9 +3,11 @@ those of a data set of the Hub.
 """
 
 import glob
+import json
 import logging
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -49,6 +51,8 @@ _SPLIT_WORDS = {
     "testing": "test",
 }
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_SUMMARY = "farzi.safetensors"
+"""The file by which the folder of a summary is known."""
 _SHOWN = 5  # endings in a message
 
 
@@ -125,7 +129,7 @@ def find_files(source: str | Path, data_dir: str | Path | None = None) -> Files 
 
     Raises:
         ValueError: it can only be a path, and there is nothing to read; or it is an address, a
-            pipe or a device.
+            pipe or a device; or the folder of a summary, or of a run that has made one.
     """
     path = Path(data_dir or "", source).expanduser()
     if path.is_file():
@@ -141,6 +145,8 @@ def find_files(source: str | Path, data_dir: str | Path | None = None) -> Files 
         )
     # What exists is not a pattern, whatever its name is.
     root = next(folder for folder in (path, *path.parents) if folder.is_dir())
+    if root == path:
+        _check_no_summary(path, source)
     links, files = _plain_files(root, path)
     is_pattern = root != path
     may_be_read = [file for file in files if is_pattern or ending(file) in BUILDERS]
@@ -165,6 +171,39 @@ def find_files(source: str | Path, data_dir: str | Path | None = None) -> Files 
             f"{_what_is_there(others, links)}"
         )
     return None
+
+
+def _check_no_summary(folder: Path, source: str | Path) -> None:
+    """Raises ValueError if a folder is a summary that has no rows of anybody's data, the folder of
+    a run that has made one, or a counted model.
+    """
+    places = [folder]
+    if (folder / "recipe.yaml").is_file():
+        places += [folder / "summary", folder / "split-0" / "summary"]
+    shown = shlex.quote(str(source))
+    for place in places:
+        if not (place / _SUMMARY).is_file():
+            continue
+        config = _config_of(place)
+        if config.get("model_type") == "farzi_counted":
+            raise ValueError(
+                f"{str(source)!r} is a counted model, and no data: farzi count {shown} with --score,"
+                " --generate or --recommend uses it; give the data that are to be read"
+            )
+        if config.get("inputs") != "rows":  # real rows with weights are data
+            raise ValueError(
+                f"{str(source)!r} is a summary, and no data: farzi show {shown} shows it, farzi"
+                f" train {shown} trains a model on it; give the data of which one is to be made"
+            )
+
+
+def _config_of(folder: Path) -> Mapping[str, Any]:
+    """What its config.json says; nothing if it cannot be read."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def _names_beside(path: Path) -> list[str]:
@@ -227,7 +266,7 @@ def _written_by_us(files: Iterable[Path]) -> set[Path]:
     folders = set()
     for file in files:
         is_run = file.name == "recipe.yaml" and file.with_name("table.md").exists()
-        if is_run or file.name == "farzi.safetensors":
+        if is_run or file.name == _SUMMARY:
             folders.add(file.parent)
         if file.match("trials/trials.json") and _starts_with(file, b'{\n "settings"'):
             folders.add(file.parents[1])

@@ -19,7 +19,13 @@ from farzi_hf.common.settings import setting
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Parameters, is_constant
 from farzi_hf.distillation.rows import RealData, real_loss
-from farzi_hf.distillation.teacher import Teacher, TeacherTraining, Trained, cuts_of
+from farzi_hf.distillation.teacher import (
+    Teacher,
+    TeacherTraining,
+    Trained,
+    cuts_of,
+    steps_of,
+)
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import Tensors
 from farzi_hf.summary.store.tensor_file import STORAGES, TEACHER
@@ -82,7 +88,8 @@ class Packing:
             slower = replace(training, optimizer=optimizer, steps=steps, cuts=cuts)
             seed = derive(seed, Purpose.PACKING)
             labelled = replace(data, counted_share=training.counted_share)
-            loss = real_loss(learner, labelled, training.batch_size, steps, seed)
+            taken = steps_of(training.kept)
+            loss = real_loss(learner, labelled, training.batch_size, steps, seed, taken=taken)
             validation = slower.validation(learner, data)
             trained = self.in_few_bits(slower, loss, params, largest, data.quiet, validation)
             params = trained.params

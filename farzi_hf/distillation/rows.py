@@ -268,15 +268,17 @@ RealBatches = Callable[[int], Mapping[str, Tensor]]
 """The real minibatch of every step: `batches(step)`, steps count from 1."""
 
 
-def real_batches(data: RealData, batch_size: int, steps: int, seed: int) -> RealBatches:
+def real_batches(
+    data: RealData, batch_size: int, steps: int, seed: int, taken: int = 0
+) -> RealBatches:
     """The minibatches of `steps` steps, a function of `seed`. A batch larger than the data set
     takes all rows.
 
     A stream is shuffled with the seed, and read forward: ask for step 1, then for step 2, and so
-    on.
+    on; where a training goes on after `taken` steps, the rows of those are passed over.
     """
     if isinstance(data.dataset, RowStream):
-        rows = data.dataset.shuffled(seed)
+        rows = islice(data.dataset.shuffled(seed), taken * batch_size, None)
         return lru_cache(maxsize=1)(
             lambda step: data.training_batch(list(islice(rows, batch_size)))
         )
@@ -323,13 +325,14 @@ def real_loss(
     steps: int,
     seed: int,
     dropout: bool = True,
+    taken: int = 0,
 ) -> Callable[[Parameters, int], Tensor]:
     """`loss(θ, step)` on the `real_batches` of these arguments.
 
     Args:
         dropout: whether the learner's own dropout is on. Its masks are a function of seed and step.
     """
-    batches = real_batches(data, batch_size, steps, seed)
+    batches = real_batches(data, batch_size, steps, seed, taken)
 
     def loss(params: Parameters, step: int) -> Tensor:
         masks = derive(seed, Purpose.DROPOUT, step) if dropout else None

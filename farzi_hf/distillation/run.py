@@ -47,9 +47,11 @@ from farzi_hf.distillation.checkpoints import (
     remove,
     strangers,
 )
+from farzi_hf.distillation.kept_start import FOLDER, KeptStart
 from farzi_hf.distillation.learner import Learner
 from farzi_hf.distillation.objectives import ConfigurableObjective
 from farzi_hf.distillation.trajectories import TrajectoryBank
+from farzi_hf.summary.store.tensor_file import fingerprint
 
 try:
     import resource
@@ -134,6 +136,8 @@ class TrainingRun(TrainerCallback):
         self._log_sums: LogSums | None = None
         self._flawed: set[str] = set()  # names of checkpoints that are not whole
         self._said: set[str] = set()
+        self._is_in_folder = False
+        self._ends_at_once = False
         self._built_with = trainer.args.to_recipe()
 
     # -- before the first step ---------------------------------------------------------------------
@@ -144,8 +148,8 @@ class TrainingRun(TrainerCallback):
         a run and its folder.
 
         After the first SIGINT, SIGTERM or SIGHUP the training goes on to the end of the step; a
-        second one ends the program at once. A handler that the user has set stays, and an ignored
-        signal stays ignored (SIGHUP under nohup).
+        second one ends the program at once, and so does one while teachers train. A handler that
+        the user has set stays, and an ignored signal stays ignored (SIGHUP under nohup).
 
         Raises:
             ValueError: another run writes to the folder.
@@ -158,20 +162,67 @@ class TrainingRun(TrainerCallback):
         with locked(args), changed(args, save_total_limit=None):
             self.noted = 0
             self.saved_step = -1
+            self._is_in_folder = True
             try:
                 for number in handlers:
                     signal.signal(number, self._note)
                 yield
             finally:
+                self._is_in_folder = False
                 for number, handler in handlers.items():
                     signal.signal(number, handler)
         if self.noted:
             self.end(self.noted, "the training has ended")
 
     def _note(self, number: int, frame: Any) -> None:
-        if self.noted:
+        if self.noted or self._ends_at_once:
             raise Interrupted(128 + number)
         self.noted = number
+
+    @contextmanager
+    def keeping_start(self) -> Iterator[KeptStart | None]:
+        """While teachers make the start of a summary, a signal ends the program at once, and the
+        state of their trainings is kept in the run's folder; None where the folder is not locked.
+        """
+        if not self._is_in_folder:
+            yield None
+            return
+        kept = self.kept_start
+        if self.trainer.args.local_process_index == 0:
+            kept.begin(self._settings_of_start())
+        self.trainer.accelerator.wait_for_everyone()
+        self._ends_at_once = True
+        try:
+            if self.noted:
+                raise Interrupted(128 + self.noted)
+            yield kept
+        except Interrupted as ended:
+            name = signal.Signals(ended.code - 128).name
+            self._say(
+                f"{name}: what the teacher had learnt at its last evaluation is in {kept.folder};"
+                " the same run goes on from there"
+            )
+            raise
+        finally:
+            self._ends_at_once = False
+
+    @property
+    def kept_start(self) -> KeptStart:
+        """The state of a start that is being made."""
+        return KeptStart(Path(self.trainer.args.output_dir, FOLDER))
+
+    def _settings_of_start(self) -> dict[str, Any]:
+        """Everything on which the start depends."""
+        trainer = self.trainer
+        return as_written(
+            {
+                **self._settings(),
+                "eval_dataset": described_rows(trainer.held_out),
+                "given_teachers": [
+                    fingerprint(model.state_dict()) for model in trainer.labelling.given or ()
+                ],
+            }
+        )
 
     def end(self, number: int, message: str) -> NoReturn:
         """Ends the program because of a signal. The first process says so in one line."""
@@ -419,6 +470,7 @@ class TrainingRun(TrainerCallback):
         folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
         names = files_of(folder) - {RECORD, *self._record.others}
         replace(self._record, files=checksums(folder, sorted(names))).save(folder)
+        self.kept_start.discard()
         if self._limit:
             best = state.best_model_checkpoint
             keep_last(args.output_dir, self._limit, best, state.global_step, self._flawed)

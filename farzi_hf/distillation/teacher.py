@@ -27,8 +27,9 @@ from farzi_hf.common.checks import check_share
 from farzi_hf.common.settings import checked, setting
 from farzi_hf.common.tensors import load_tensors, save_tensors
 from farzi_hf.data.seeds import Purpose, derive
+from farzi_hf.distillation.kept_start import KeptStart
 from farzi_hf.distillation.learner import Learner, Parameters
-from farzi_hf.distillation.processes import broadcast, shared
+from farzi_hf.distillation.processes import broadcast, shared, world
 from farzi_hf.distillation.rows import RealData, real_loss, train_on, validation_loss
 from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSoap, TrainingState
 from farzi_hf.summary import FarziData
@@ -48,6 +49,7 @@ _NOISE = 0.25  # share of what the fall of the rate has gained
 _POINTS = 4  # of a curve, from which its slope is known
 _FEW = 256  # held-out rows, which are always worth their time
 _LATE = 0.03  # of the seconds of a training: it may be late by so much before it is cut
+_KEEPING = 0.05  # the most that writing the state may take of the seconds of a training
 
 
 @dataclass(frozen=True)
@@ -257,7 +259,7 @@ class TeacherTraining:
         longer: while the loss on held-out rows still falls at the end of the steps at a constant
             rate, they are doubled, up to so many times as many steps.
         kept: a file with the state of the training of the one teacher, from which it goes on;
-            written at each evaluation.
+            written at evaluations, at each unless that would take long.
         within: seconds of the training. Where the measured steps would take longer, they become
             fewer: the rate falls sooner, or faster.
         cuts: how an earlier training was cut, which this one repeats: the number of all steps
@@ -339,6 +341,7 @@ class TeacherTraining:
             self.steps * self.longer,
             derive(seed, Purpose.TEACHER_MINIBATCHES),
             self.dropout,
+            steps_of(self.kept),
         )
         start = learner.initial_parameters(derive(seed, Purpose.TEACHER), data.device)
         # As students and the stock Trainer have it.
@@ -385,8 +388,9 @@ class TeacherTraining:
         progress = Progress(0, self.steps, self.steps - self.steps // 2)
         curve: list[tuple[int, float]] = []
         if self.kept is not None and self.kept.exists():
-            state, best, progress = self._going_on(start)
+            state, best, progress, curve = self._going_on(start, validation is not None)
         pace = Pace(self.within, progress)
+        keeps_from = 0.0  # seconds of the training
         with tqdm(
             None,
             name,
@@ -413,28 +417,29 @@ class TeacherTraining:
                 if progress.step % self._between and not is_last:
                     continue
                 pace.mark(progress)
-                if validation is None:
-                    continue
-                progress.error = validation(state.params)
-                if progress.step <= progress.held and not progress.has_stopped:
-                    curve.append((progress.step, progress.error))
-                if best is None or progress.error < progress.lowest:
-                    best = state
-                    progress.lowest = progress.error
-                elif self._has_stopped(progress, best):
-                    state = best
-                    progress.go_back(best.step)
-                    bar.total = bar.n + progress.step
-                if self._goes_on(progress):
-                    progress.go_on()
-                    bar.total = progress.steps
-                if progress.step <= progress.held:
-                    progress.before = progress.lowest
-                lowest = f"{progress.lowest:.3f}"
-                bar.set_postfix(validation=lowest, step=best.step, refresh=False)
-                if self.kept is not None:
+                if validation is not None:
+                    progress.error = validation(state.params)
+                    if progress.step <= progress.held and not progress.has_stopped:
+                        curve.append((progress.step, progress.error))
+                    if best is None or progress.error < progress.lowest:
+                        best = state
+                        progress.lowest = progress.error
+                    elif self._has_stopped(progress, best):
+                        state = best
+                        progress.go_back(best.step)
+                        bar.total = bar.n + progress.step
+                    if self._goes_on(progress):
+                        progress.go_on()
+                        bar.total = progress.steps
+                    if progress.step <= progress.held:
+                        progress.before = progress.lowest
+                    lowest = f"{progress.lowest:.3f}"
+                    bar.set_postfix(validation=lowest, step=best.step, refresh=False)
+                is_over = progress.step == progress.steps
+                if self.kept is not None and (is_over or pace.seconds >= keeps_from):
                     progress.seconds = pace.seconds
-                    self._keep(state, best, progress)
+                    self._keep(state, best, progress, curve)
+                    keeps_from = pace.seconds + (pace.seconds - progress.seconds) / _KEEPING
         how = {"all_steps": progress.all_steps, "end": progress.steps, "cuts": progress.cuts}
         if best is None:
             return Trained(state.params, progress.step, None, **how)
@@ -461,18 +466,33 @@ class TeacherTraining:
         is_allowed = 2 * progress.steps <= self.longer * self.steps
         return is_about_to_fall and is_allowed and not progress.has_stopped
 
-    def _keep(self, state: TrainingState, best: TrainingState, progress: Progress) -> None:
+    def _keep(
+        self,
+        state: TrainingState,
+        best: TrainingState | None,
+        progress: Progress,
+        curve: Sequence[tuple[int, float]],
+    ) -> None:
         *numbers, cuts = astuple(progress)
+        best_step = 0 if best is None else best.step
         tensors = {
             **state.to_tensors("now"),
-            **best.to_tensors("best"),
-            "numbers": torch.tensor([best.step, *numbers], dtype=torch.float64),
+            **({} if best is None else best.to_tensors("best")),
+            "numbers": torch.tensor([best_step, *numbers], dtype=torch.float64),
             "cuts": torch.tensor(numbers_of_cuts(cuts), dtype=torch.int64),
+            "curve": torch.tensor(curve, dtype=torch.float64).reshape(-1, 2),
         }
         save_tensors(self.kept, {name: x.cpu().contiguous() for name, x in tensors.items()})
 
-    def _going_on(self, start: Parameters) -> tuple[TrainingState, TrainingState, Progress]:
-        """What `_keep` has written: the state, the best one so far, and how far the training is."""
+    def _going_on(
+        self, start: Parameters, is_judged: bool
+    ) -> tuple[TrainingState, TrainingState | None, Progress, list[tuple[int, float]]]:
+        """What `_keep` has written: the state, the best one so far, how far the training is, and
+        its curve.
+
+        Args:
+            is_judged: whether there are held-out rows, and so a best state.
+        """
         try:
             tensors, _ = load_tensors(self.kept)
             best_step, *numbers = tensors["numbers"].tolist()
@@ -480,8 +500,13 @@ class TeacherTraining:
             known = (kind(x) for kind, x in zip(kinds, numbers, strict=True))
             progress = Progress(*known, cuts_of("cuts", tensors["cuts"].tolist()))
             now = TrainingState.of_tensors("now", tensors, start, self.optimizer, progress.step)
-            best = TrainingState.of_tensors("best", tensors, start, self.optimizer, int(best_step))
-            return now, best, progress
+            best = None
+            if is_judged:
+                named = ("best", tensors, start, self.optimizer, int(best_step))
+                best = TrainingState.of_tensors(*named)
+            # Files of older versions have no curve.
+            curve = [(int(step), x) for step, x in tensors.get("curve", torch.empty(0)).tolist()]
+            return now, best, progress, curve
         except (KeyError, ValueError, TypeError) as error:
             raise ValueError(
                 f"{str(self.kept)!r} holds no training that can go on ({error}); remove it, and the"
@@ -494,6 +519,18 @@ def seconds_of(kept: Path) -> float:
     ValueError if the file is damaged.
     """
     return float(load_tensors(kept)[0]["numbers"][-1]) if kept.exists() else 0.0
+
+
+def steps_of(kept: Path | None) -> int:
+    """How many steps that training has taken, those from which it went back too. 0 if there is no
+    file, or it holds no training: an error follows where the training begins.
+    """
+    if kept is None or not kept.exists():
+        return 0
+    try:
+        return int(load_tensors(kept)[0]["numbers"][-2])
+    except (ValueError, LookupError):
+        return 0
 
 
 @dataclass(frozen=True)
@@ -542,9 +579,14 @@ class Labelling:
         given = None if self.given is None else self.given[:1]
         return Labelling(self.kinds[:1], given)
 
-    def teachers(self, data: RealData, training: TeacherTraining, seed: int) -> list[Teacher]:
+    def teachers(
+        self, data: RealData, training: TeacherTraining, seed: int, kept: KeptStart | None = None
+    ) -> list[Teacher]:
         """The teachers that were given; or of each kind as many as `training` says, each with a
         seed of its own. Processes share the work.
+
+        Args:
+            kept: the state of their trainings, from which they go on.
         """
         device = data.device
         if self.given is not None:
@@ -557,10 +599,15 @@ class Labelling:
         for number, kind in enumerate(self.kinds):
             first = derive(seed, Purpose.TEACHER_KIND, number) if number else seed
             seeds = [derive(first, Purpose.TEACHER_NUMBER, i) for i in range(training.count)]
-            teachers += _trained(kind.to(device), data, training, seeds)
+            trainings = [
+                _kept(training, kept, f"teacher-{number}-{i}") for i in range(training.count)
+            ]
+            teachers += _trained(kind.to(device), data, trainings, seeds)
         return teachers
 
-    def __call__(self, farzi: FarziData, data: RealData, settings: Any) -> dict[str, float]:
+    def __call__(
+        self, farzi: FarziData, data: RealData, settings: Any, kept: KeptStart | None = None
+    ) -> dict[str, float]:
         """Sets the labels of a summary. Groups of tokens are those that the first teacher sees
         alike.
 
@@ -568,6 +615,7 @@ class Labelling:
             farzi: with labels of its own, or with room for one teacher; changed in place.
             data: on which teachers train.
             settings: a `FarziConfig`.
+            kept: the state of their trainings, from which they go on.
 
         Returns:
             The steps and the validation loss of the first teacher, and of its training in few bits,
@@ -575,10 +623,10 @@ class Labelling:
         """
         training = settings.make_teacher_training()
         if farzi.carried is not None:
-            trained, packed = self.pack(farzi, data, settings, training)
+            trained, packed = self.pack(farzi, data, settings, training, kept)
             facts = {} if trained is None else trained.facts("teacher")
             return facts if packed is None else {**facts, **packed.facts("packing")}
-        teachers = self.teachers(data, training, settings.seed)
+        teachers = self.teachers(data, training, settings.seed, kept)
         facts = {} if teachers[0].trained is None else teachers[0].trained.facts("teacher")
         start = settings.make_start()
         if start.by_teacher:
@@ -590,35 +638,46 @@ class Labelling:
         return facts
 
     def pack(
-        self, farzi: FarziData, data: RealData, settings: Any, training: TeacherTraining
+        self,
+        farzi: FarziData,
+        data: RealData,
+        settings: Any,
+        training: TeacherTraining,
+        kept: KeptStart | None = None,
     ) -> tuple[Trained | None, Trained | None]:
         """Writes the teacher into a summary that carries it, packed into few bits.
 
         Args:
-            farzi, data, settings: as of a call; the summary is changed in place.
+            farzi, data, settings, kept: as of a call; the summary is changed in place.
             training: of the teacher, and of its packing in all but the steps.
 
         Returns:
             How the teacher was trained, and how it was packed; None where that was not done, or by
             another process.
         """
-        [teacher] = self.teachers(data, replace(training, count=1), settings.seed)
+        [teacher] = self.teachers(data, replace(training, count=1), settings.seed, kept)
         packing = settings.make_packing()
+        training = _kept(training, kept, f"packing-{world()[0]}")  # all processes pack
         packed = packing(farzi, teacher, data, training, settings.storage, settings.seed)
         broadcast(farzi.tensors)
         return teacher.trained, packed
 
 
+def _kept(training: TeacherTraining, kept: KeptStart | None, name: str) -> TeacherTraining:
+    """The training with its state in the file of that name, where one is kept."""
+    return training if kept is None else replace(training, kept=kept.file(name))
+
+
 def _trained(
-    kind: Learner, data: RealData, training: TeacherTraining, seeds: Sequence[int]
+    kind: Learner, data: RealData, trainings: Sequence[TeacherTraining], seeds: Sequence[int]
 ) -> list[Teacher]:
-    """A teacher of one kind for each seed. Processes share the work, and then all have all of them.
+    """A teacher of one kind for each training and its seed. Processes share the work, and then all have all of them.
     Only the process that has trained one knows how.
     """
     by_this_process: dict[int, Trained] = {}
 
     def train(number: int) -> Parameters:
-        trained = training.train(kind, data, seeds[number])
+        trained = trainings[number].train(kind, data, seeds[number])
         by_this_process[number] = trained
         return trained.params
 

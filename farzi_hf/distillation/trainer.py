@@ -233,10 +233,12 @@ class FarziTrainer(Trainer):
         in the output folder.
 
         SIGINT, SIGTERM and SIGHUP end the training after a checkpoint of the present step, with
-        every `save_strategy`. The finished summary is rounded as `args.storage` says; checkpoints
-        are exact. Evaluations during the training are of exact numbers, and are not saved with
-        rounded ones: call `evaluate()` afterwards. If `args.push_to_hub` is set, the finished
-        summary is pushed; a push that fails is logged, and the training is not lost.
+        every `save_strategy`. While teachers train, before the first step, they end it at once, and
+        the same call goes on from their last evaluation. The finished summary is rounded as
+        `args.storage` says; checkpoints are exact. Evaluations during the training are of exact
+        numbers, and are not saved with rounded ones: call `evaluate()` afterwards. If
+        `args.push_to_hub` is set, the finished summary is pushed; a push that fails is logged, and
+        the training is not lost.
 
         Raises:
             ValueError: see `check_run`; another run writes to the output folder.
@@ -310,7 +312,8 @@ class FarziTrainer(Trainer):
         if is_complete or self._open_start != self.model.fingerprint():  # somebody has changed it
             return
         started = time.perf_counter()
-        of_teacher = self.labelling(self.model, self.real_data, self.args)
+        with self.run.keeping_start() as kept:
+            of_teacher = self.labelling(self.model, self.real_data, self.args, kept)
         seconds = round(time.perf_counter() - started, 2)
         self.run.begin({START_SECONDS: seconds, **of_teacher})
         self._open_start = None
@@ -614,6 +617,8 @@ class FarziTrainer(Trainer):
             super().save_model(output_dir, _internal_call)
         elif self.args.should_save:
             self.model.save_pretrained(output_dir or self.args.output_dir, **self._artefact())
+            if self._open_start is None:
+                self.run.kept_start.discard()
             if self.args.push_to_hub:
                 self.push_to_hub(commit_message="Save summary")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,7 @@ class RunSettings:
                 "dataset=None: the summary of this recipe was distilled in Python; give --dataset"
             )
         self._find()
+        self._check_of_task()
         self.learner = _model(
             "learner", self.task_class.learner if self.learner is None else self.learner
         )
@@ -200,6 +201,25 @@ class RunSettings:
             )
         if self.task == TEXT and self.max_length is None:
             self.max_length = 128
+
+    def _check_of_task(self) -> None:
+        """Raises ValueError if a setting is given that is for another task, where it would have no
+        effect.
+        """
+        ours = {*self.task_class.data_settings, *self.task_class.more_settings}
+        defaults = {
+            each.name: each.default if each.default_factory is MISSING else each.default_factory()
+            for each in fields(self)
+        }
+        for task, each in TASKS.items():
+            for name in (*each.data_settings, *each.more_settings):
+                value = getattr(self, name)
+                if name not in ours and value != defaults[name]:
+                    raise ValueError(
+                        f"{name}={value!r} is for {task}, and {self.dataset!r} is read as"
+                        f" {self.task}: leave it out, or name the task, if that is wrong (task, or"
+                        " --task)"
+                    )
 
     @property
     def task_class(self) -> type[Task]:

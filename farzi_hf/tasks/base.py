@@ -85,6 +85,8 @@ class Task(ABC):
     """Learners among which an automatic choice is made, as such arguments: cheapest first."""
     data_settings: ClassVar[Sequence[str]]
     """The settings of `load`."""
+    more_settings: ClassVar[Sequence[str]] = ()
+    """Other settings of a run that are for this task alone."""
     splits_differ: ClassVar[bool]
     """Whether each seed has its own split of the data. Otherwise all seeds share the data set's own
     splits.

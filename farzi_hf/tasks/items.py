@@ -345,6 +345,7 @@ class Recommendation(Task):
         "split",
         "revision",
     )
+    more_settings = ("splits",)
     splits_differ = True
     split_label = "users 80 / 10 / 10 %"
     collator = SequenceCollator(padding_id=0)

@@ -746,6 +746,27 @@ def test_what_this_library_has_written_is_no_data(tmp_path, monkeypatch):
     assert files_of("farzi-data") == {"train": named}  # what the user names
 
 
+def test_a_summary_is_no_data(tmp_path):
+    """Its tokens were read as the text to distil."""
+    run = tmp_path / "my run"
+    summary = run / "summary"
+    summary.mkdir(parents=True)
+    for place in (run / "recipe.yaml", summary / TENSORS, summary / "tokens.jsonl"):
+        lines(place)
+    for folder in (run, summary):
+        with pytest.raises(
+            ValueError, match=r"is a summary, and no data: farzi show '.*' shows it, farzi train '"
+        ):
+            load_text(folder)
+    assert files_of(summary / "*.jsonl") == {"train": [summary / "tokens.jsonl"]}
+    (summary / "config.json").write_text('{"model_type": "farzi_counted"}')
+    with pytest.raises(ValueError, match=r"is a counted model, and no data: farzi count .* uses"):
+        load_text(summary)
+    # Chosen rows of somebody's data are data.
+    (summary / "config.json").write_text('{"inputs": "rows"}')
+    assert files_of(summary) == {"train": [summary / "tokens.jsonl"]}
+
+
 def test_other_folders_with_such_names_are_data(tmp_path):
     found = [tmp_path / "clinic" / TRIALS / KEPT, tmp_path / "kitchen" / "recipe.yaml.json"]
     for path in found:

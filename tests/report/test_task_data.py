@@ -84,10 +84,13 @@ def test_known_data_sets_and_their_recipes_are_as_before():
     ("settings", "message"),
     [
         ({"task": "images"}, "task='images' is unknown: give one of text, interactions"),
-        ({"held_out": "all"}, "held_out='all' is unknown: give one of users"),
-        ({"dataset": "no-such.csv"}, "no file, folder or pattern matches 'no-such.csv'"),
         (
-            {"held_out": "last_items", "splits": [0, 1]},
+            {"dataset": "inter.csv", "held_out": "all"},
+            "held_out='all' is unknown: give one of users",
+        ),
+        ({"dataset": "no-such.csv"}, "no file, folder or pattern matches '.*no-such.csv'"),
+        (
+            {"dataset": "inter.csv", "held_out": "last_items", "splits": [0, 1]},
             r"splits=\[0, 1\], but held_out='last_items' has one split for all seeds",
         ),
         ({"text_column": "body", "user_column": "n"}, "text_column='body' is for text"),
@@ -96,7 +99,36 @@ def test_known_data_sets_and_their_recipes_are_as_before():
 )
 def test_what_cannot_be_meant_is_refused(folder, settings, message):
     with pytest.raises(ValueError, match=message):
-        RunSettings(**{"dataset": str(folder / "mine.jsonl"), **settings})
+        RunSettings(**{"dataset": "mine.jsonl", "data_dir": str(folder), **settings})
+
+
+OF_TASKS = {
+    "mine.jsonl": {
+        "min_interactions": 5,
+        "min_item_interactions": 2,
+        "held_out": "users",
+        "time_column": "time",
+        "splits": [1],
+    },
+    "inter.csv": {
+        "vocab_size": 500,
+        "max_length": 20,
+        "rows": "line",
+        "tokenizer": "gpt2",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [(name, setting) for name, settings in OF_TASKS.items() for setting in settings],
+)
+def test_settings_of_the_other_task_are_refused(folder, name, setting):
+    """They had no effect, and nothing said so."""
+    value = OF_TASKS[name][setting]
+    message = rf"{setting}=.* is for (text|interactions), and '{name}' is read as .*: leave it out"
+    with pytest.raises(ValueError, match=message):
+        RunSettings(dataset=name, data_dir=str(folder), **{setting: value})
 
 
 def test_rows_longer_than_max_length_become_pieces(folder):
