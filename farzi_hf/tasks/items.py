@@ -53,6 +53,8 @@ from farzi_hf.tasks.text import InterpolatedBigram
 
 _FEW_ITEMS = 500
 """Of so many entries, HR@10 is the main metric in place of HR@100."""
+_TEN_ITEMS = 11
+"""Of so many entries, nDCG@10 is, because all items are among the first ten of any model."""
 
 # -- metrics ---------------------------------------------------------------------------------------
 
@@ -292,6 +294,8 @@ class Recommendation(Task):
         "HR@10 is the share of users whose next item is among the first ten that a model"
         " recommends, HR@100 among the first hundred: higher is better"
     )
+    in_headline: tuple[str, ...] = ("hr@10", "hr@100")
+    """The metrics that a line about a model names."""
     unit_of_loss = "in mean log rank"
     percent = True
     ranked = True
@@ -357,12 +361,24 @@ class Recommendation(Task):
                 " Interactions.vocabulary"
             )
         super().__init__(processing_class)
-        # Of few items, any model has most among its first hundred.
-        has_few_items = processing_class is not None and len(processing_class) <= _FEW_ITEMS
-        if has_few_items:
-            self.metric = "hr@10"
-            self.metric_label = "Test HR@10"
-            self.ratio_label = "our HR@10 over its"
+        if processing_class is None:
+            return
+        if len(processing_class) <= _TEN_ITEMS:
+            self._compare_by("ndcg@10", "nDCG@10")
+            self.in_headline = ("ndcg@10", "auc")
+            self.figures = (
+                "nDCG@10 is higher the further up a model ranks a user's next item, HR@10 is 100 %"
+                " for any model, because there are no more than ten items"
+            )
+        elif len(processing_class) <= _FEW_ITEMS:
+            # Of few items, any model has most among its first hundred.
+            self._compare_by("hr@10", "HR@10")
+
+    def _compare_by(self, metric: str, title: str) -> None:
+        """Makes a metric the main one."""
+        self.metric = metric
+        self.metric_label = f"Test {title}"
+        self.ratio_label = f"our {title} over its"
 
     @classmethod
     def load(
@@ -381,6 +397,11 @@ class Recommendation(Task):
             data = load_sample_interactions()
         else:
             data = load_interactions(dataset, data_dir, subset=name, **settings)
+        if data.num_items < 2:
+            raise ValueError(
+                f"{dataset!r} has a single item, so there is nothing to choose from: give data of"
+                " more items, or name another column with item_column (--item_column)"
+            )
         default = "users" if data.own_ends is None else "own"
         split_label, split = HELD_OUT[held_out or default]
         task = cls(data.vocabulary)
@@ -448,7 +469,11 @@ class Recommendation(Task):
         return None
 
     def headline(self, row: ResultRow) -> str:
-        return ", ".join(f"{name.upper()} {100 * row[name]:.1f} %" for name in ("hr@10", "hr@100"))
+        named = (
+            f"{self.shown[name].removesuffix(', %')} {100 * row[name]:.1f} %"
+            for name in self.in_headline
+        )
+        return ", ".join(named)
 
     def readable(self, row: ResultRow) -> dict[str, str]:
         def percent(name: str) -> str:

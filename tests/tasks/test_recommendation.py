@@ -198,6 +198,20 @@ def test_statistics_and_histories_of_another_kind_are_refused():
         target_ranks(torch.randn(2, 3, 9), labels)
 
 
+def test_of_ten_items_the_first_ten_say_nothing(tmp_path):
+    """HR@10 was the metric, 100 % for any model."""
+    ten, more = (Recommendation(["[PAD]", *map(str, range(count))]) for count in (10, 11))
+    assert (ten.metric, more.metric) == ("ndcg@10", "hr@10")
+    figures = {"hr@10": 1.0, "hr@100": 1.0, "ndcg@10": 0.625, "auc": 0.5}
+    assert ten.headline(figures) == "nDCG@10 62.5 %, AUC 50.0 %"
+    assert "HR@10 is 100 % for any model" in ten.figures
+    assert more.headline(figures) == "HR@10 100.0 %, HR@100 100.0 %"
+    path = tmp_path / "one.csv"
+    path.write_text("user,item\n" + "1,2\n1,2\n1,2\n" * 9)
+    with pytest.raises(ValueError, match=r"has a single item, so there is nothing to choose from"):
+        Recommendation.load(str(path), None)
+
+
 def test_of_few_items_a_hundred_say_nothing():
     """Where a catalogue has a hundred items, any model has HR@100 of 100 %."""
     few, many = (Recommendation([str(i) for i in range(n)]) for n in (101, 2000))
