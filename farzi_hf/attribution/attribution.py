@@ -27,7 +27,7 @@ from farzi_hf.attribution.groups import Groups, intervals_over_trainings
 from farzi_hf.attribution.queries import check_rows, queries_of
 from farzi_hf.attribution.replay import Replay
 from farzi_hf.attribution.scoring import KeptScores, Scorer
-from farzi_hf.common.checks import check_size
+from farzi_hf.common.checks import check_place, check_size
 from farzi_hf.common.files import is_taken
 from farzi_hf.common.text import markdown_text
 from farzi_hf.data import vocabulary_of
@@ -298,6 +298,7 @@ class Attribution:
         Raises:
             FileExistsError: the folder holds something already.
         """
+        check_place("folder", folder, "a new folder")
         folder = Path(folder)
         if is_taken(folder):
             raise FileExistsError(
@@ -406,6 +407,7 @@ class Attribution:
         Raises:
             FileNotFoundError: the folder holds no attribution.
         """
+        check_place("folder", folder, "one of Attribution.save")
         folder = Path(folder)
         file = folder / _SCORES_FILE
         if not file.is_file():

@@ -263,6 +263,11 @@ def influence(
             adjoint cannot do this training.
         FloatingPointError: the training diverged, or its derivative did: a result is not finite.
     """
+    if not isinstance(training, RowTraining):
+        raise TypeError(
+            f"training is a {type(training).__name__}; give a WeightedTraining, or a stock Trainer"
+            " to farzi_hf.attribution.attribute"
+        )
     test_loss = loss_function(training.learner, test)
     is_one_loss = False
 

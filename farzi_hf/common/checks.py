@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
@@ -12,6 +13,19 @@ def did_you_mean(name: Any, names: Iterable[str]) -> str:
     """What an error message says after a name that is not among the right ones."""
     close = difflib.get_close_matches(str(name), list(names), n=1)
     return f": did you mean {close[0]}?" if close else ""
+
+
+def check_place(name: str, value: Any, kind: str) -> None:
+    """Checks what should name a folder, a file or a repository.
+
+    Args:
+        kind: what it should name, for the error, such as "a folder".
+
+    Raises:
+        ValueError: it is no text and no path, or an empty one, which would mean the working folder.
+    """
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise ValueError(f"{name}={value!r:.200} names nothing: give {kind}")
 
 
 def check_size(name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 from datasets import IterableDataset, load_dataset
 from datasets.iterable_dataset import ExamplesIterable
 
-from farzi_hf.common.checks import did_you_mean
+from farzi_hf.common.checks import check_place, did_you_mean
 from farzi_hf.common.text import reason, terminal_text
 from farzi_hf.data.opening import FOREIGN, UnusableFileError, ending
 from farzi_hf.data.rows import rows_of
@@ -131,6 +131,7 @@ def find_files(source: str | Path, data_dir: str | Path | None = None) -> Files 
         ValueError: it can only be a path, and there is nothing to read; or it is an address, a
             pipe or a device; or the folder of a summary, or of a run that has made one.
     """
+    check_place("data", source, "a file, a folder, a pattern, or a data set of the Hub")
     path = Path(data_dir or "", source).expanduser()
     if path.is_file():
         return Files({"train": [path]})

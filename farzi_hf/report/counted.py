@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
 
+from farzi_hf.common.checks import check_place
 from farzi_hf.common.text import (
     json_text,
     markdown_text,
@@ -146,6 +147,7 @@ class Counts(ABC):
         Raises:
             ValueError: the folder holds a model or a data set of somebody else.
         """
+        check_place("folder", folder, "a folder to write into")
         vocabulary = vocabulary_of(self.processing_class)
         config = {
             "model_type": MODEL_TYPE,

@@ -76,6 +76,8 @@ class Alternative:
             how_good = f"is as good to one per cent{_by(c.task)}"
         elif self.share >= 1:
             how_good = "is as good within the interval"
+        elif math.isnan(self.share):
+            how_good = f"cannot be compared, because {_unknown(c.task)}"
         return f"{self.name} {how_good} ({figure}) and {took}"
 
 
@@ -210,7 +212,7 @@ class Verdict:
             **alternatives.facts,
         }
         against = [
-            *_faults(ours, full, share),
+            *_faults(c.task, ours, full, share),
             *(alternative.reason(c) for alternative in alternatives.better),
         ]
         gains = _gains(ours, full)
@@ -241,12 +243,23 @@ def _break_even(making: float | None, saved: float) -> int | None:
     return math.ceil(making / saved) if making is not None and saved > 0 else None
 
 
-def _faults(ours: Measured, full: Measured, share: float) -> list[str]:
+def _unknown(task: Task) -> str:
+    """Why a quotient of two qualities is no number."""
+    if task.percent:
+        return "neither gets anything right on the test part"
+    return "a loss on the test part is not finite"
+
+
+def _faults(task: Task, ours: Measured, full: Measured, share: float) -> list[str]:
     """What speaks against a summary beside full data."""
     faults = []
-    if share == math.inf:
+    if math.isnan(share):
+        faults.append(
+            f"its quality beside full data is not known: of a student and full data, {_unknown(task)}"
+        )
+    elif share == math.inf:
         faults.append("full data get nothing right on the test part, which is too small")
-    elif not share >= POOR:  # a NaN too
+    elif share < POOR:
         faults.append(f"a student has {100 * share:.0f} % of the quality of full data")
     times_as_small = full.nbytes / ours.nbytes
     times_as_fast = full.seconds / max(ours.seconds, 0.01)
@@ -295,7 +308,7 @@ def _lines(
     lines = [
         f"quality: {figure(ours)} on the test part;"
         f" {'; '.join(map(of_full_data, of_all_data))}. That is"
-        f" {_percent(facts['share'], facts['share_interval'], of_which)}",
+        f" {_percent(c.task, facts['share'], facts['share_interval'], of_which)}",
         f"time: {_seconds(ours.seconds)} a training, {_seconds(full.seconds)} on all data",
         f"size: {_size(ours.nbytes)}, the data {_size(full.nbytes)}",
     ]
@@ -313,7 +326,7 @@ def _lines(
         lines.append(
             f"the strongest model that only counts, {counted.row.method}:"
             f" {figure(counted.row)}{took}. Our student has"
-            f" {_percent(counted.share, counted.edges, f' of its quality{_by(c.task)}')}"
+            f" {_percent(c.task, counted.share, counted.edges, f' of its quality{_by(c.task)}')}"
         )
     if instead is not None:
         lines.append(f"what to do instead: {instead}")
@@ -352,8 +365,10 @@ def _by(task: Task) -> str:
     return f" by {task.metric.upper()}" if task.percent else ""
 
 
-def _percent(share: float, edges: Sequence[float], of: str) -> str:
+def _percent(task: Task, share: float, edges: Sequence[float], of: str) -> str:
     """A share of the quality of another row, and its interval, in words."""
+    if math.isnan(share):
+        return f"no share{of}, because {_unknown(task)}"
     if math.isinf(share):
         return f"no share{of}, because that row gets nothing right on the test part"
     low, high = ("∞" if math.isinf(edge) else f"{100 * edge:.0f}" for edge in edges)
@@ -441,6 +456,8 @@ def compare(
     Raises:
         ValueError: there are no rows to train or to measure on, or a baseline is unknown.
     """
+    if not hasattr(trainer, "sequences"):
+        raise TypeError(f"trainer is a {type(trainer).__name__}; give a FarziTrainer after train()")
     train, validation = trainer.sequences
     if isinstance(validation, dict):
         validation = next(iter(validation.values()))

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
-from farzi_hf.common.checks import check_size
+from farzi_hf.common.checks import check_place, check_size
 from farzi_hf.common.messages import escaped_messages
 from farzi_hf.common.text import publishable, terminal_text
 from farzi_hf.data import Vocabulary, vocabulary_of
@@ -44,7 +44,7 @@ from farzi_hf.summary.store.budget import Budget, OverBudgetError
 from farzi_hf.summary.store.card import OF_THE_DATA
 from farzi_hf.summary.store.contents import Contents
 from farzi_hf.summary.store.folder import CONFIG, TENSORS, ArtefactFolder, read_artefact
-from farzi_hf.summary.store.hub import fetch_artefact, upload_artefact
+from farzi_hf.summary.store.hub import check_repository, fetch_artefact, upload_artefact
 from farzi_hf.summary.store.tensor_file import STORAGES, fingerprint, load_tensors
 from farzi_hf.summary.store.vocabulary_files import load_vocabulary
 from farzi_hf.summary.store.writing import Results, load_results, read_plots, write_artefact
@@ -105,6 +105,11 @@ class FarziData(nn.Module):
         tensors: Mapping[str, Tensor] | None = None,
     ):
         super().__init__()
+        if not isinstance(config, FarziDataConfig):
+            raise ValueError(
+                f"config is a {type(config).__name__}; give a FarziDataConfig, or load a summary"
+                " with FarziData.from_pretrained"
+            )
         self.config = config
         self.processing_class = processing_class
         self.forms = forms_of(config)
@@ -681,6 +686,7 @@ class FarziData(nn.Module):
                 the folder holds somebody else's model or dataset, or no licence allows to show
                 rows.
         """
+        check_place("folder", folder, "a folder to write into")
         results = self._complete(processing_class, metrics, recipe, plots)
         write_artefact(self.contents(), Path(folder), results, show_rows)
         self._keep(results)
@@ -793,6 +799,7 @@ class FarziData(nn.Module):
             httpx.HTTPError: the Hub is out of reach or refuses. Nothing is committed, and another
                 call goes on. See `store.hub.upload_artefact`.
         """
+        check_repository(repo_id)
         with tempfile.TemporaryDirectory() as folder:
             metrics = self.write_published(Path(folder), **artefact).metrics
             warning = metrics.get("memory_warning")

@@ -75,7 +75,8 @@ def _shares(frequencies: Tensor | Sequence[float] | None, size: int) -> Tensor:
     is_one_each = shares.shape == (size,)
     if not is_one_each or not torch.isfinite(shares).all() or shares.min() < 0 or shares.max() <= 0:
         raise ValueError(
-            f"frequencies must be {size} positive numbers, one for each entry of the vocabulary"
+            f"frequencies must be {size} numbers, one for each entry of the vocabulary: finite ones"
+            " from 0 on, where 0 is never drawn, and not 0 for all"
         )
     return (shares / shares.sum()).float()
 

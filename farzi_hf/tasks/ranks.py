@@ -38,8 +38,13 @@ def rank_statistics(
         ValueError: shapes that do not match, or `targets` or `seen` have ids outside the columns of
             `scores`.
     """
-    scores = torch.as_tensor(scores)
-    targets = torch.as_tensor(targets)
+    try:
+        scores = torch.as_tensor(scores)
+        targets = torch.as_tensor(targets)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"scores or targets are no numbers ({error}): pass (B, V) and (B,)"
+        ) from None
     if scores.ndim != 2 or targets.shape != scores.shape[:1]:
         raise ValueError(
             f"scores are {tuple(scores.shape)} and targets {tuple(targets.shape)}: pass (B, V) and"

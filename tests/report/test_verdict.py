@@ -123,7 +123,11 @@ def test_full_data_that_diverged_are_not_the_better_ones():
             "training on all data for as long as helps is as good within the interval (perplexity"
             " 51.3) and takes 100 s",
         ),
-        ({"ours": float("nan")}, "nan %"),
+        (
+            {"ours": float("nan")},
+            "its quality beside full data is not known: of a student and full data, a loss on the"
+            " test part is not finite",
+        ),
     ],
 )
 def test_what_speaks_against_it_is_said(changes, reason):
@@ -132,6 +136,27 @@ def test_what_speaks_against_it_is_said(changes, reason):
     assert str(found).startswith("Not worth it, because ")
     assert reason in found.summary
     assert "- what to do instead: " in str(found)
+    assert "nan %" not in str(found)
+
+
+def test_students_that_get_nothing_right_have_no_share():
+    """A verdict said "nan % of the quality" where no model had a hit."""
+
+    def row(method: str, steps: int | None) -> Measured:
+        return Measured(method, [np.tile([5000.0, 0.5], (20, 1))], 10**5, steps, 10.0)
+
+    task = Recommendation([str(i) for i in range(2000)])
+    c = SimpleNamespace(
+        task=task,
+        row=lambda row: {"hr@10": 0.0, "hr@100": 0.0},
+        farzi=SimpleNamespace(carried=None),
+    )
+    found = Verdict.of(c, [row("Farzi", 100), row(LONG, 100), row("popularity", None)], 300.0)
+    assert not found.worth
+    assert "full data, neither gets anything right on the test part" in found.summary
+    assert "'popularity' cannot be compared, because neither gets anything right" in found.summary
+    assert "no share of its quality by HR@100, because neither gets" in str(found)
+    assert "nan" not in str(found)
 
 
 def test_a_student_has_to_beat_counting_beyond_the_interval():

@@ -759,7 +759,9 @@ def test_rows_may_be_lists():
 
 
 def test_arguments_of_a_wrong_kind_are_named():
-    with pytest.raises(ValueError, match=r"^frequencies must be 13 positive numbers"):
+    with pytest.raises(
+        ValueError, match=r"^frequencies must be 13 numbers, one for each .* from 0 on"
+    ):
         FarziData.from_teacher(tiny_model("gpt2"), sequence_length=LENGTH, frequencies="abc")
     with pytest.raises(ValueError, match=r"^teacher is a str, no model of transformers; give one"):
         FarziData.from_teacher("gpt2", sequence_length=LENGTH)

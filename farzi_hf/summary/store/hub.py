@@ -13,10 +13,12 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import HFValidationError, HTTPError
 
+from farzi_hf.common.checks import check_place
 from farzi_hf.summary.store import folder as layout
 from farzi_hf.summary.store.folder import ArtefactFolder, pattern_of
 from farzi_hf.summary.store.tensor_file import read_metadata
 
+_REPOSITORY = "a repository of the Hub, such as 'user/farzi-ptb'"
 PLACEHOLDER = "path/to/this/folder"  # the repository's name in a card that is not pushed yet
 
 
@@ -32,6 +34,7 @@ def fetch_artefact(
 
     An interrupted download continues where it stopped.
     """
+    check_place("folder_or_repo", folder_or_repo, f"a folder, or {_REPOSITORY}")
     repo = str(folder_or_repo)
     if Path(repo).is_dir():
         return Path(repo)
@@ -50,6 +53,11 @@ def fetch_artefact(
             f" (revision {revision or 'main'}): {error}"
         ) from error
     return Path(snapshot)
+
+
+def check_repository(repo_id: str) -> None:
+    """Raises ValueError if that names no repository, so that the error comes before any work."""
+    check_place("repo_id", repo_id, _REPOSITORY)
 
 
 def create_repository(
