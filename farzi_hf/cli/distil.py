@@ -38,7 +38,7 @@ from farzi_hf.report.plots import plot_comparison, plot_distillation, plot_token
 from farzi_hf.report.rendering import cost, distillation_seconds, environment, provenance, ratios
 from farzi_hf.report.rows import NewRow, carrier_of, on_summary, under_stock_trainer
 from farzi_hf.report.tables import fitted, listed, markdown, save_csv, save_text
-from farzi_hf.report.trials import CountingWins, Suggestion
+from farzi_hf.report.trials import Suggestion
 from farzi_hf.report.verdict import Verdict, first_rows
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import INPUTS, LABELS
@@ -563,7 +563,7 @@ def of_data(door: FrontDoor) -> None:
         print(door.plan())
         return
     chosen = door.choose()
-    if isinstance(chosen, CountingWins):
+    if not isinstance(chosen, Suggestion):
         print(f"\n{chosen}")
         return
     distil(door.data, chosen.config, door.options.compare, chosen)

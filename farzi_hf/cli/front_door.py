@@ -22,7 +22,7 @@ from farzi_hf.report import RunSettings
 from farzi_hf.report.suggestion import Search, to_stderr
 from farzi_hf.report.tables import save_text
 from farzi_hf.report.trial_folder import KEPT
-from farzi_hf.report.trials import CountingWins, Suggestion, words_of
+from farzi_hf.report.trials import CountingWins, NoTimeLeft, Suggestion, words_of
 from farzi_hf.summary.forms import TeacherLabels
 
 USAGE = (
@@ -148,10 +148,10 @@ class FrontDoor:
             )
         return seed
 
-    def choose(self) -> Suggestion | CountingWins:
+    def choose(self) -> Suggestion | CountingWins | NoTimeLeft:
         """The settings, by trials that are kept in the folder. They are written to `config.yaml`
-        there, a config for `farzi distil`. Where counting will win, the search may say that, and
-        nothing else is written.
+        there, a config for `farzi distil`. Where counting will win, or no time is left, the search
+        may say that, and nothing else is written.
         """
         transformers.utils.logging.disable_progress_bar()  # of files that trials write and read
         to_stderr(self.data.description)

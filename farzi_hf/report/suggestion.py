@@ -59,7 +59,7 @@ from farzi_hf.report.search_trials import (
     times_the_rows,
 )
 from farzi_hf.report.trial_folder import TrialFolder
-from farzi_hf.report.trials import CountingWins, Suggestion, Trial, words_of
+from farzi_hf.report.trials import CountingWins, NoTimeLeft, Suggestion, Trial, words_of
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import LABELS, TeacherLabels
 from farzi_hf.tasks import Task
@@ -121,6 +121,8 @@ seconds, because what is left was about halved by twice the steps (recipes/LOG.m
 """
 _SMALLEST = PACKINGS[-3][2]
 """Bits for which the width of a teacher still pays."""
+_LATE = 0.1
+"""Of the minutes, that a verdict may be late."""
 _SLACK = 1.15
 """How much fewer bits a number may need than was measured."""
 
@@ -324,16 +326,18 @@ class Search:
         other.trials = replace(self.trials, kept=kept, made=[])
         return other
 
-    def run(self) -> Suggestion | CountingWins:
+    def run(self) -> Suggestion | CountingWins | NoTimeLeft:
         """All stages. No other search writes to the folder meanwhile."""
         with exclusive(self.trials.folder):
             return self._stages()
 
-    def _stages(self) -> Suggestion | CountingWins:
+    def _stages(self) -> Suggestion | CountingWins | NoTimeLeft:
+        if not self.goes_on and not self.trials.left:
+            return self._no_time_left(self.trials.seconds_of_files)
         threads = SearchThreads(self.trials, self.learners[0])
         threads.choose()
         first = self.learner_stage()
-        lost = None if self.goes_on else self.counting_wins(first)
+        lost = None if self.goes_on else self.counting_wins(first) or self.too_late()
         if lost is not None:
             return lost
         threads.review("the teacher")
@@ -465,6 +469,28 @@ class Search:
             of_teacher=f"{words_of(teacher.found['learner'])}: {teacher.figure}",
             spent=self.trials.spent,
             minutes=minutes,
+        )
+
+    def too_late(self) -> NoTimeLeft | None:
+        """Why the search should stop after its first answer: by what that took, the shortest way to
+        a verdict ends too late. None where there is time.
+        """
+        each, measuring = self.trials.pace
+        trainings = _STUDENTS_NEED * min(SHORTEST, self.fixed.get("inner_steps", SHORTEST)) * each
+        packed = measuring
+        needed = packed + trainings + _MEASURED * measuring + self.trials.seconds_of_files
+        has_time = needed <= self.trials.left + _LATE * 60 * self.minutes
+        if self.trials.decided("time for a verdict", has_time):
+            return None
+        return self._no_time_left(needed)
+
+    def _no_time_left(self, needed: float) -> NoTimeLeft:
+        return NoTimeLeft(
+            method=self.counted.method,
+            figure=self.counted_figure,
+            seconds=self.counted.seconds,
+            spent=self.trials.spent,
+            needed=needed,
         )
 
     # -- stages ------------------------------------------------------------------------------------

@@ -193,6 +193,33 @@ class CountingWins:
         )
 
 
+@dataclass(frozen=True)
+class NoTimeLeft:
+    """What a search says where its minutes are over before a summary can be compared.
+
+    Attributes:
+        method, figure: the best model that only counts, and what it has on the validation part.
+        seconds: that counting took.
+        spent: seconds of the search.
+        needed: seconds that a verdict takes at the least, by what was measured so far.
+    """
+
+    method: str
+    figure: str
+    seconds: float
+    spent: float
+    needed: float
+
+    def __str__(self) -> str:
+        return (
+            f"No time is left to make a summary and to compare it: {self.spent / 60:.1f} minutes"
+            f" are over, and a verdict takes {self.needed / 60:.1f} more at the least. Give"
+            f" --minutes {_up(2 * (self.spent + self.needed) / 60)}, or --go_on, which ends late."
+            f"\nWhat there is so far: {self.method} has {self.figure} on the validation part after"
+            f" {self.seconds:.0f} s. To keep it: farzi count DATA --output_dir OUT."
+        )
+
+
 _LONG = 24 * 60
 """Minutes of a day."""
 

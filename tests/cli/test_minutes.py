@@ -8,10 +8,11 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import sys
 import time
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import pytest
 import torch
@@ -44,6 +45,7 @@ class Machine:
         paces: how many times as long everything takes from that second on.
         of_two: the same with two threads of torch; by default there is one.
         now: its clock.
+        measuring: seconds of measuring a model, on an idle machine.
         steps: of teachers and of all data, as they were taken.
     """
 
@@ -52,6 +54,7 @@ class Machine:
     now: float = 0.0
     steps: list[float] = field(default_factory=list)
     threads: int = 1
+    measuring: float = MEASURING
 
     def work(self, seconds: float) -> None:
         """Takes so many seconds of an idle machine."""
@@ -71,7 +74,7 @@ class Machine:
         return real(students, index)
 
     def statistics(self, real, *given):
-        self.work(MEASURING)
+        self.work(self.measuring)
         return real(*given)
 
 
@@ -114,11 +117,15 @@ def _method(call):
     return lambda self, *given: call(self, *given)
 
 
+def distil(folder: str, *more: str) -> None:
+    options = ("--use_cpu", "true", "--disable_tqdm", "true", "--learner", GPT2)
+    more = (*more, "--minutes", str(MINUTES), "--output_dir", folder)
+    main(["distil", "sample", *options, *more])
+
+
 def distilled(folder: str, *more: str) -> dict:
     """The config that a search has chosen."""
-    options = ("--use_cpu", "true", "--disable_tqdm", "true", "--learner", GPT2)
-    more = (*more, "--minutes", str(MINUTES), "--go_on", "--output_dir", folder)
-    main(["distil", "sample", *options, *more])
+    distil(folder, *more, "--go_on")
     with open(f"{folder}/config.yaml", encoding="utf-8") as file:
         return yaml.safe_load(file)
 
@@ -139,6 +146,43 @@ def test_the_verdict_comes_within_its_minutes(paces, machine, capsys):
     distilled("out")
     assert "orth it" in capsys.readouterr().out
     assert 0.6 * 60 * MINUTES < made.now < 1.1 * 60 * MINUTES
+
+
+@pytest.mark.parametrize("pace", [3.0, 6.0])
+def test_a_search_that_cannot_end_in_its_minutes_says_so(pace, machine, monkeypatch, capsys):
+    """Measuring 41,256 items took so long that one minute took three: nothing looked at the clock
+    after the first answer.
+    """
+    monkeypatch.setattr(suggestion.Search, "counting_wins", lambda search, teacher: None)
+    made = machine({0.0: 1.0, 5.0: pace})
+    made.measuring = 4.0
+    distil("out")
+    said = capsys.readouterr().out
+    assert "No time is left to make a summary and to compare it" in said
+    assert re.search(r"Give --minutes \d+, or --go_on", said)
+    assert "Kneser-Ney" in said
+    assert made.now < 1.1 * 60 * MINUTES
+    ended = made.now
+    distil("out")  # nothing is trained again
+    assert "No time is left" in capsys.readouterr().out
+    assert made.now == ended
+
+
+def test_a_search_whose_minutes_counting_took_says_so(machine, capsys):
+    made = machine({0.0: 1.0})
+    real = suggestion.Search.counted.func
+
+    def slowly(search):
+        made.work(70.0)
+        return real(search)
+
+    counted = cached_property(slowly)
+    counted.__set_name__(suggestion.Search, "counted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(suggestion.Search, "counted", counted)
+        distil("out")
+    assert "No time is left to make a summary and to compare it" in capsys.readouterr().out
+    assert made.steps == []
 
 
 def test_a_teacher_has_its_seconds_where_the_machine_becomes_faster(machine):

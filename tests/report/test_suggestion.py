@@ -45,6 +45,7 @@ def short():
         search_shortly(patch)
         # A busy machine would cut trainings; tests/cli/test_minutes.py has the clock.
         patch.setattr(Pace, "end", lambda pace, progress: progress.end)
+        patch.setattr(Search, "too_late", lambda search: None)
         yield
 
 
