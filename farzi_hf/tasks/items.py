@@ -452,11 +452,9 @@ class Recommendation(Task):
         counts = popularity(train, vocab_size)
         yield "popularity", ranks(lambda history: counts), None
         bigram = InterpolatedBigram.fit(train, vocab_size, validation)
-        items = np.arange(vocab_size)
 
         def followers(history: Sequence[int]) -> np.ndarray:
-            last = np.full(vocab_size, history[-1])
-            return bigram.probabilities(last, items)
+            return bigram.after(history[-1])
 
         yield "item bigram", ranks(followers), None
         rules = SequenceRules.fit(train, vocab_size, validation)

@@ -187,6 +187,7 @@ def test_count_models_are_the_dense_ones(ids, held_out):
     expected = dense(ids, model.scale)
     np.testing.assert_allclose(table(model), expected)
     np.testing.assert_allclose(table(model).sum(1), 1.0)
+    assert np.array_equal(np.stack([model.after(history) for history in range(V)]), table(model))
     top = expected[np.arange(V), model.predictions(np.arange(V))]
     np.testing.assert_allclose(top, expected.max(1))  # which of two equals, rounding decides
     unigram = dense(ids, None)
