@@ -412,6 +412,11 @@ def _text_column(head: Columns, source: Any, given: str | None = None) -> str:
     elif len(sentences) > 1:
         shown = ", ".join(sentences)
         wrong = f"several hold text ({shown}): write them together in a column text, or {_OPTIONS}"
+    elif of_others := [name for name, values in head.items() if any(map(_is_share_gpt, values))]:
+        wrong = (
+            f"the messages of {of_others[0]!r} have from and value: write them with role (user,"
+            " assistant, system) and content"
+        )
     else:
         wrong = f"none that must be the text: {_OPTIONS}"
     raise ValueError(f"{source} has columns {columns}, and {wrong}")
@@ -440,9 +445,18 @@ def _check_header(head: Columns, source: Any) -> None:
 
 
 def _is_chat(value: Any) -> bool:
+    return _are_messages(value, {"role", "content"})
+
+
+def _is_share_gpt(value: Any) -> bool:
+    """Whether it is a chat as ShareGPT writes it, which no template of a tokenizer reads."""
+    return _are_messages(value, {"from", "value"})
+
+
+def _are_messages(value: Any, names: set[str]) -> bool:
     if not isinstance(value, list) or not value:
         return False
-    return isinstance(value[0], dict) and {"role", "content"} <= value[0].keys()
+    return isinstance(value[0], dict) and names <= value[0].keys()
 
 
 # -- rows ------------------------------------------------------------------------------------------

@@ -746,6 +746,17 @@ def test_what_this_library_has_written_is_no_data(tmp_path, monkeypatch):
     assert files_of("farzi-data") == {"train": named}  # what the user names
 
 
+def test_chats_of_share_gpt_are_named_with_their_remedy(tmp_path):
+    chats = [[{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]] * 3
+    path = tmp_path / "chats.jsonl"
+    lines(path, [json.dumps({"conversations": chat}) for chat in chats])
+    with pytest.raises(
+        ValueError,
+        match="the messages of 'conversations' have from and value: write them with role",
+    ):
+        load_text(path)
+
+
 def test_a_summary_is_no_data(tmp_path):
     """Its tokens were read as the text to distil."""
     run = tmp_path / "my run"

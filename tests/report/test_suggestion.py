@@ -173,13 +173,14 @@ def test_a_search_that_dies_in_a_training_goes_on_in_it(text, finished, tmp_path
     whole = finished[1]
     deaths, kept, keep = [], [], TeacherTraining._keep
 
-    def dies(self, state, best, numbers):
-        keep(self, state, best, numbers)
+    def dies(self, *given):
+        keep(self, *given)
         kept.append(self.kept.stem)
         if kept.count(kept[-1]) == 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(TeacherTraining, "_keep", dies)
+    monkeypatch.setattr("farzi_hf.distillation.teacher._KEEPING", math.inf)
     for _ in range(20):
         try:
             found = search(text, tmp_path / "dies", learner=GPT2).run()
@@ -197,6 +198,9 @@ def test_a_search_that_dies_in_a_training_goes_on_in_it(text, finished, tmp_path
         for trial in found.trials
         if trial.name.startswith("teacher")
     )
+    assert [trial.found.get("slope") for trial in found.trials] == [
+        trial.found.get("slope") for trial in whole.trials
+    ]
     assert not [*(tmp_path / "dies").glob("*.safetensors")]
 
 
