@@ -74,6 +74,8 @@ def remedy_of(error: BaseException | None) -> str | None:
         number = int(of_rust[1]) if of_rust else getattr(error, "errno", None)
         if number in _REFUSED and (variable := _cache_of(getattr(error, "filename", None))):
             return f"set {variable} to a folder in which you may write"
+        if number == errno.EROFS:
+            return "name a folder in which you may write"
         if number in _NO_ROOM:
             return "make room and start it again"
         is_of_memory = isinstance(error, MemoryError) or number == errno.ENOMEM

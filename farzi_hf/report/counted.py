@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
 
-from farzi_hf.common.checks import check_place
+from farzi_hf.common.checks import check_place, check_size
 from farzi_hf.common.text import (
     json_text,
     markdown_text,
@@ -244,6 +244,11 @@ class CountedText(Counts):
         start = ids_of(tokenizer, [prompt])[0] if prompt else _ids(tokenizer.bos_token_id)
         if prompt and start[-1] == tokenizer.eos_token_id:  # the text goes on
             start = start[:-1]
+        if check_size("max_length", max_length) <= len(start):
+            raise ValueError(
+                f"max_length={max_length} leaves no room after a prompt of {len(start)} tokens: give"
+                " more (--tokens on the command line)"
+            )
         rows = self.model.generate(
             count, start=start, end=tokenizer.eos_token_id, max_length=max_length, seed=seed
         )

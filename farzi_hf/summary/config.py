@@ -208,8 +208,8 @@ class FarziDataConfig(PreTrainedConfig):
         values = parse_mapping(content, path)
         if values.get("model_type", cls.model_type) != cls.model_type:
             raise ValueError(
-                f"{path} is the config of a {values['model_type']!r}, not of a summary; fetch it"
-                " again"
+                f"{path} is the config of a {values['model_type']!r}, not of a summary:"
+                " name one (a counted model is used by farzi count)"
             )
         # transformers gives every config attributes of models. They mean nothing for a summary, and
         # some are names of functions.

@@ -73,6 +73,8 @@ def test_a_counted_text_scores_and_generates(of_text, capsys):
     assert all(line.startswith("the") for line in lines)
     main(["count", "text", "--generate", "4", "--prompt", "the", "--seed", "3", "--tokens", "4"])
     assert all(len(line.split()) <= 3 for line in capsys.readouterr().out.splitlines())
+    with pytest.raises(SystemExit, match=r"no room after a prompt of \d tokens: give more \(--tok"):
+        main(["count", "text", "--generate", "4", "--prompt", "the the the", "--tokens", "2"])
 
 
 def test_counted_items_score_and_rank(of_items, capsys):

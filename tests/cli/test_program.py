@@ -61,6 +61,7 @@ MEMORY = r"there is too little memory: free some, or raise the limit \(ulimit -v
         (ImportError("libtorch_cpu.so: failed to map segment from shared object"), MEMORY),
         (SafetensorError("I/O error: No space left on device (os error 28)"), "; make room and"),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "; make room and"),
+        (OSError(errno.EROFS, "Read-only file system", "o"), "; name a folder in which you may w"),
         (PermissionError(errno.EACCES, "Permission denied", "a\nb"), r"denied: 'a\\nb'$"),
         (OSError(errno.EIO, "Input/output error", "model"), "error: 'model'$"),
     ],
