@@ -120,7 +120,8 @@ def exclusive(folder: str | os.PathLike) -> Iterator[None]:
         lock.acquire(blocking=False)
     except Timeout:
         raise ValueError(
-            f"folder={str(folder)!r} is in use: another process or thread writes to it"
+            f"folder={str(folder)!r} is in use: another process or thread writes to it; wait until"
+            " it has ended, or choose another folder"
         ) from None
     try:
         yield
