@@ -148,7 +148,7 @@ def run(main: Callable[[], None], name: str | None = None) -> None:
         end(script, error, remedy)
     except KeyboardInterrupt:
         print(
-            f"{script}: interrupted; start it again to continue from the last saved state",
+            f"{script}: interrupted; started again, it goes on from what it has saved, if anything",
             file=sys.stderr,
         )
         sys.exit(128 + signal.SIGINT)

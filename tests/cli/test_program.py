@@ -38,7 +38,7 @@ def test_ctrl_c_and_a_full_disk_end_a_program_with_one_line(monkeypatch, capsys)
         run(main)
     assert (
         capsys.readouterr().err
-        == "ptb.py: interrupted; start it again to continue from the last saved state\n"
+        == "ptb.py: interrupted; started again, it goes on from what it has saved, if anything\n"
     )
     with pytest.raises(
         SystemExit,
