@@ -130,6 +130,11 @@ class Replay(RowTraining):
         """Rows as the collator of a loader makes them, on the Trainer's device."""
         device = self.trainer.args.device
         columns = loader.collate_fn([loader.dataset[i] for i in rows])
+        _refuse(
+            not isinstance(columns.get("labels"), Tensor),
+            "its batches have no labels; give it a data_collator that makes them, such as"
+            " farzi_hf.data.SequenceCollator(), or rows with a column labels",
+        )
         return {name: x.to(device) for name, x in columns.items() if isinstance(x, Tensor)}
 
     def micro_batches(self, step: int) -> MicroBatches:

@@ -525,6 +525,14 @@ BAD = {
         lambda folder: trainer(folder, num_train_epochs=0),
         "it takes no step; raise max_steps or num_train_epochs",
     ),
+    "no labels": (
+        lambda folder: Trainer(
+            tiny_model("gpt2"),
+            arguments(folder, **SETTINGS),
+            train_dataset=Dataset.from_dict({"input_ids": [[1, 2, 3]] * 4}),
+        ),
+        "its batches have no labels; give it a data_collator that makes them",
+    ),
     "prompts": (
         lambda folder: trainer(folder, with_prompts()),
         r"its adapter trains prompt_encoder\.default\.embedding\.weight, which are not in the",
