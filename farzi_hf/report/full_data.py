@@ -137,6 +137,18 @@ class FullData:
             module.p > 0 for module in model.modules() if isinstance(module, torch.nn.Dropout)
         )
 
+    @cached_property
+    def counted_share(self) -> float:
+        """α of the way that learns from n-grams, too: the teacher's; where it had none, the task's,
+        if the data are quickly counted. n-grams help most where steps are few, and that a teacher
+        had many says nothing of a training of a student's seconds.
+        """
+        c = self.comparison
+        own = c.long_training.counted_share
+        if own or c.device.type != "cpu":
+            return own
+        return c.task.share_of_counts(len(self.data.dataset) * self.mean_length)
+
     def step_seconds(self, way: RealTraining) -> float:
         """Seconds of a step, from a few steps that are timed."""
         training = way.of(self.comparison.learner, self.mean_length, _TIMED)
@@ -178,8 +190,8 @@ class FullData:
 
     def best_in(self, seconds: float, allowed: float = math.inf) -> Tried:
         """The best way to train for so many seconds. All have a third of them; the two best ones,
-        and the best one with dropout, if the learner has any, and with labels by n-grams, if the
-        teacher had some, have all. To count takes none of these seconds.
+        and the best one with labels by n-grams, where they are quickly counted, and with dropout,
+        if the learner has any, have all. To count takes none of these seconds.
 
         Args:
             allowed: seconds for all trials and the row. Ways for which they do not suffice are left
@@ -197,11 +209,13 @@ class FullData:
             first.append(self.tried(way, _FIRST_PART * seconds))
             trial = time.perf_counter() - began
         first.sort(key=lambda tried: tried.error)
-        finalists = first[:2]
+        best, *others = first
+        finalists = [best]
+        if share := self.counted_share:
+            finalists.append(replace(best, way=replace(best.way, counted_share=share)))
+        finalists += others[:1]
         if self.has_dropout:
-            finalists.append(replace(first[0], way=replace(first[0].way, dropout=True)))
-        if share := self.comparison.long_training.counted_share:
-            finalists.append(replace(first[0], way=replace(first[0].way, counted_share=share)))
+            finalists.append(replace(best, way=replace(best.way, dropout=True)))
         finals: list[Tried] = []
         for tried in finalists:
             # A first final trial says nothing without a second one. The row itself takes as long.
@@ -253,8 +267,8 @@ class FullData:
         """The row of students that train until the validation part says stop.
 
         Their way is chosen by trials of the same kind: the one that is best in so many seconds, the
-        same with dropout, and the comparison's own `long_training`. The row says if its students
-        still learnt when their steps were over.
+        same with dropout, the same without n-grams where it has them, and the comparison's own
+        `long_training`. The row says if its students still learnt when their steps were over.
 
         Args:
             seconds: for a trial that chooses the way.
@@ -263,8 +277,12 @@ class FullData:
         way = self.best_in(seconds).way
         steps = c.long_training.steps
         trainings = {str(way): way.of(c.learner, self.mean_length, steps)}
+        others = []
         if self.has_dropout:
-            other = replace(way, dropout=not way.dropout)
+            others.append(replace(way, dropout=not way.dropout))
+        if way.counted_share:  # what helps in few steps may hold back in many
+            others.append(replace(way, counted_share=0.0))
+        for other in others:
             trainings[str(other)] = other.of(c.learner, self.mean_length, steps)
         trainings["the settings of the teacher"] = c.long_training
         trials = {}

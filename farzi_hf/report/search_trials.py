@@ -81,8 +81,6 @@ _FEW_STEPS = 2500
 """Planned steps up to which a teacher is better with n-grams beside the next token."""
 _MANY_READS = 5
 """Of each row, from which on it is, too."""
-_MOST_COUNTED = 5_000_000
-"""Entries of the data, up to which n-grams are counted for a teacher: each takes a microsecond."""
 _MOST = 20_000
 _EPOCHS = 10
 """Steps of a teacher: at most 20,000, or ten times all rows, whichever is more."""
@@ -287,10 +285,9 @@ class SearchTrials:
         if "teacher_counted_share" in self.fixed:
             return self.fixed["teacher_counted_share"]
         rows = len(self.splits["train"])
-        is_quick = self.wider == 1 and rows * self.mean <= _MOST_COUNTED
         reads = steps * self._rows_a_step / rows
-        is_worth_it = is_quick and (steps <= _FEW_STEPS or reads >= _MANY_READS)
-        return self.task.counted_share if is_worth_it else 0.0
+        is_worth_it = self.wider == 1 and (steps <= _FEW_STEPS or reads >= _MANY_READS)
+        return self.task.share_of_counts(rows * self.mean) if is_worth_it else 0.0
 
     @property
     def _rows_a_step(self) -> int:

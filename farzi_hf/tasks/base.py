@@ -36,6 +36,9 @@ Outputs = Callable[[Dataset, Callable[[Tensor, Mapping[str, Tensor]], Tensor]], 
 row.
 """
 
+_MOST_COUNTED = 5_000_000
+"""Entries of the data, up to which n-grams are counted for labels: each takes a microsecond."""
+
 
 class Task(ABC):
     """A prediction task and its metrics.
@@ -69,7 +72,7 @@ class Task(ABC):
     counts: ClassVar[type[CountedModel]]
     """The strongest model that only counts."""
     counted_share: ClassVar[float] = 0.0
-    """Of what teachers of a search should predict, the share that counts predict, where that helps:
+    """Of what a model on real data should predict, the share that counts predict, where that helps:
     α of `farzi_hf.tasks.counted_labels`.
     """
 
@@ -137,6 +140,10 @@ class Task(ABC):
     @abstractmethod
     def evaluation_rows(self, sequences: Dataset, length: int) -> Dataset:
         """The rows for evaluating such a model."""
+
+    def share_of_counts(self, entries: float) -> float:
+        """`counted_share` for data of so many entries; 0 if they would take long to count."""
+        return self.counted_share if entries <= _MOST_COUNTED else 0.0
 
     def counted_labels(self, rows: Dataset, vocab_size: int) -> CountedLabels:
         """What predicts the entries of these rows by counts, for a teacher to learn. Raises

@@ -9,11 +9,12 @@ import pytest
 from tiny_trainer import tiny_trainer
 
 from farzi_hf.distillation import teacher
-from farzi_hf.distillation.teacher import TeacherTraining
+from farzi_hf.distillation.teacher import TeacherTraining, Trained
 from farzi_hf.engine import InnerAdam
 from farzi_hf.report import full_data
 from farzi_hf.report.comparison import Comparison
 from farzi_hf.report.full_data import LONG, SAME_SECONDS, WAYS, FullData, RealTraining, Tried
+from farzi_hf.tasks import base
 
 
 @pytest.fixture(scope="module")
@@ -68,22 +69,51 @@ def test_little_time_leaves_few_trials(allowed, ways, c, monkeypatch):
     assert found.is_compared == bool(ways)
 
 
-def test_n_grams_that_label_for_the_teacher_are_tried_on_all_data_too(c):
-    with_counts = replace(c, long_training=replace(c.long_training, counted_share=0.5))
+class Noting(FullData):
+    """Notes what is tried, and finds the better the more n-grams label."""
+
+    def __init__(self, *given, **settings):
+        super().__init__(*given, **settings)
+        self.shares = []
+
+    def tried(self, way, seconds, step_seconds=None):
+        self.shares.append(way.counted_share)
+        return Tried(way, 1.0 - way.counted_share, 0.001)
+
+
+@pytest.mark.parametrize(("of_teacher", "tried"), [(0.25, 0.25), (0.0, 0.5)])
+def test_n_grams_may_label_all_data_whether_or_not_they_do_for_the_teacher(c, of_teacher, tried):
+    """They help most in few steps, and a teacher has many. They are tried before the second best
+    way, for which there may be no time.
+    """
+    own = replace(c, long_training=replace(c.long_training, counted_share=of_teacher))
+    full = Noting(own, ways=WAYS[:2])
+    found = full.best_in(0.5)
+    assert full.shares == [0.0, 0.0, 0.0, tried, 0.0]
+    assert str(found.way).endswith(f"{tried:g} of the labels by n-grams")
+
+
+def test_many_entries_are_not_counted_for_all_data(c, monkeypatch):
+    monkeypatch.setattr(base, "_MOST_COUNTED", 10)
+    assert FullData(c).counted_share == 0
+    own = replace(c, long_training=replace(c.long_training, counted_share=0.25))
+    assert FullData(own).counted_share == 0.25
+
+
+def test_a_long_training_is_tried_without_n_grams_too(c, monkeypatch):
+    """They may have helped in the few steps by which its way was chosen."""
     tried = []
 
-    class Noting(FullData):
-        def tried(self, way, seconds, step_seconds=None):
-            tried.append(way)
-            return Tried(way, 1.0 - way.counted_share, 0.001)
+    def trained(self, training, seed, longer):
+        tried.append(training.counted_share)
+        return Trained(c.learner.initial_parameters(seed), 1, training.counted_share)
 
-    for comparison in (c, with_counts):
-        tried.clear()
-        found = Noting(comparison, ways=WAYS[:2]).best_in(0.5)
-        shares = {way.counted_share for way in tried}
-        assert shares == {0.0, comparison.long_training.counted_share}
-        assert found.way.counted_share == comparison.long_training.counted_share
-    assert str(found.way).endswith("0.5 of the labels by n-grams")
+    full = Noting(c, ways=WAYS[:2])
+    monkeypatch.setattr(FullData, "_long_training", trained)
+    row = full.long(0.5)
+    assert sorted(set(tried)) == [0.0, 0.5]
+    assert "n-grams" not in row.way
+    assert row.way != "the settings of the teacher"
 
 
 def test_a_row_for_which_no_time_is_left_does_not_begin(c, monkeypatch):
