@@ -12,11 +12,11 @@ KNOWN = {
     ),
     "item": (
         "item itemid iid parentasin asin movieid productid articleid bookid isbn songid trackid"
-        " gameid businessid newsid adid venueid poiid artistid recipeid sku skuid product"
+        " gameid businessid newsid adid venueid poiid artistid recipeid sku skuid stockcode product"
     ),
     "timestamp": (
         "timestamp ts unixreviewtime unixtime datetime time date createdat eventtime timestamps"
-        " times dates timestamplist"
+        " times dates timestamplist invoicedate orderdate purchasedate playedat"
     ),
 }
 """What the columns are called, first choice first, in small letters without `_`, `-` and blanks

@@ -420,7 +420,8 @@ def _filled(column: pa.ChunkedArray, name: str, source: Any) -> pa.ChunkedArray:
     if number:
         first = f"the first in row {pc.index(is_empty, True)} (counted from 0)"
         raise ValueError(
-            f"{source}: column {name!r} has {number} empty values in {len(column)} rows, {first}"
+            f"{source}: column {name!r} has {number} empty values in {len(column)} rows, {first}:"
+            " leave such rows out, or fill them"
         )
     return column
 

@@ -338,9 +338,7 @@ def test_a_column_is_not_read_as_two(tmp_path):
 def test_empty_values_are_refused_with_their_row(name, value):
     table = {"user": ["a"] * 4, "item": ["b"] * 4, "timestamp": ["3"] * 4}
     table[name] = [*table[name][:2], value, value]
-    message = (
-        rf"column '{name}' has 2 empty values in 4 rows, the first in row 2 \(counted from 0\)"
-    )
+    message = rf"column '{name}' has 2 empty values in 4 rows, the first in row 2 \(counted from 0\): leave"
     with pytest.raises(ValueError, match=message):
         load_interactions(Dataset.from_dict(table))
 
@@ -716,3 +714,13 @@ def test_counts_of_the_real_data(name, variable, counts):
 def test_arguments_of_a_wrong_kind_are_named(given, changes, message):
     with pytest.raises(ValueError, match=message):
         load_interactions(given, **changes)
+
+
+def test_a_table_of_invoices_is_read_without_naming_its_columns(tmp_path):
+    """As of the UCI's "Online Retail"."""
+    path = tmp_path / "retail.csv"
+    rows = [f"{i},A{j},12/{15 - j}/2010 8:26,1{i}" for i in range(4) for j in range(3)]
+    path.write_text("\n".join(["InvoiceNo,StockCode,InvoiceDate,CustomerID", *rows]))
+    found = load_interactions(path, min_interactions=1)
+    assert found.vocabulary[1:] == ["A0", "A1", "A2"]
+    assert [list(row) for row in found.sequences] == [[3, 2, 1]] * 4
