@@ -62,6 +62,7 @@ from farzi_hf.attribution.choosers import (
 from farzi_hf.attribution.clusters import clusters
 from farzi_hf.attribution.groups import Groups
 from farzi_hf.attribution.mixtures import mixtures_of
+from farzi_hf.attribution.row_shares import shares_of_rows
 from farzi_hf.attribution.smoothness import smoothness
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.cli.own_rows import OwnRows, text_rows
@@ -501,6 +502,7 @@ def choosers_of(args: Namespace, groups: Groups | None) -> list[Chooser]:
         *mixtures,
         RandomRows(),
         *cheap,
+        *shares_of_rows(cheap),
         InfluenceOfOne(),
         CalibratedScores(cheap),
         *(OuterSteps(steps) for steps in args.outer_steps),

@@ -30,6 +30,7 @@ from farzi_hf.attribution.choosers import (
 )
 from farzi_hf.attribution.groups import Groups
 from farzi_hf.attribution.mixtures import mixtures_of
+from farzi_hf.attribution.row_shares import shares_of_rows
 from farzi_hf.cli.program import run
 from farzi_hf.common.tensors import load_tensors
 from farzi_hf.report import markdown
@@ -40,6 +41,7 @@ _WAYS: tuple[Chooser, ...] = (
     CrossEntropyDifference(),
     GradientCosine(),
     *mixtures_of(Groups(["any"]), steps=1),
+    *shares_of_rows((NGramImportance(), CrossEntropyDifference(), GradientCosine())),
 )
 _CHEAP = (*(way.name for way in _WAYS if way.is_cheap), "random rows")
 """Ways that take no training that is differentiated."""

@@ -29,6 +29,7 @@ from farzi_hf.attribution.choosers import (
 )
 from farzi_hf.attribution.groups import Groups
 from farzi_hf.attribution.mixtures import mixtures_of
+from farzi_hf.attribution.row_shares import shares_of_rows
 from farzi_hf.attribution.smoothness import smooth_enough
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.attribution.weighing import number_kept
@@ -203,12 +204,13 @@ def _ways(outer_steps: int, groups: list[str] | None, *, cuts: bool) -> list[Cho
     """All ways to choose, the cheap ones first; with groups, mixtures of these too.
 
     Args:
-        cuts: whether rows are left out. If all stay, ways that only rank them say nothing.
+        cuts: whether rows are left out. If all stay, ways that only rank them say nothing, and
+            shares of rows are compared in their place.
     """
     mixtures = [] if groups is None else mixtures_of(Groups(groups), outer_steps)
-    if not cuts:
-        return [AllRows(), *mixtures, OuterSteps(outer_steps)]
     cheap = (NGramImportance(), CrossEntropyDifference(), GradientCosine())
+    if not cuts:
+        return [AllRows(), *mixtures, *shares_of_rows(cheap), OuterSteps(outer_steps)]
     return [
         AllRows(),
         *mixtures,

@@ -109,7 +109,23 @@ def test_with_groups_mixtures_of_them_are_compared_too(folder, tmp_path, capsys)
     assert f"{mixture[said[1]]:.1%}" == f"{said[2]}%"
     # Where all rows stay, a way that only cuts has nothing to say.
     assert "random rows" not in printed
-    assert "gradient cosine" not in printed
+    assert not re.search(r"^\| gradient cosine", printed, flags=re.M)
+
+
+def test_where_all_rows_stay_shares_of_rows_are_compared(folder, tmp_path, capsys):
+    weigh(folder, tmp_path / "out", "--keep", "100%")
+    printed = capsys.readouterr().out
+    for name in (
+        "all rows",
+        "shares of rows by n-gram importance",
+        "shares of rows by gradient cosine, power 3",
+        "1 outer steps",
+    ):
+        assert re.search(rf"^\| {name} +\| +30 \|", printed, flags=re.M)
+    farzi = FarziData.from_pretrained(tmp_path / "out")
+    chosen = farzi.results.metrics["chosen by"]
+    assert f"The rows are those of '{chosen}'" in printed
+    assert int((farzi.weights > 0).sum()) == 30
 
 
 @pytest.mark.slow

@@ -36,8 +36,11 @@ def test_all_ways_are_compared_and_a_run_goes_on(tmp_path, capsys):
     of = {row["method"]: row for row in rows}
     assert of["oracle"]["of the wanted kind"] == "30"
     assert of["all rows"]["rows"] == "120"
-    assert {row["rows"] for name, row in of.items() if name != "all rows"} == {"30"}
-    assert len(rows) == 11
+    shares = [name for name in of if name.startswith("shares of rows by ")]
+    assert len(shares) == 6
+    assert {of[name]["rows"] for name in shares} == {"120"}
+    assert {row["rows"] for name, row in of.items() if name not in ("all rows", *shares)} == {"30"}
+    assert len(rows) == 17
     assert "The rows are those of" in printed
     assert "Smoothness(predicted=" in printed
     weigh.main(command)
