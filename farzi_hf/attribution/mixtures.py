@@ -164,7 +164,7 @@ def mixtures_of(groups: Groups, steps: int) -> list[Mixture]:
         groups: of the rows.
         steps: outer steps, of those that take some.
     """
-    n_grams = [SharesByScores(groups, NGramImportance(), power) for power in (1, 2)]
+    n_grams = [SharesByScores(groups, NGramImportance(), power) for power in (0.5, 0.7, 1, 2)]
     influence = [SharesByScores(groups, InfluenceOfOne(), power) for power in (1, 2)]
     counted = [EqualShares(groups), *n_grams]
     best = BestMixture((*counted, *influence))
