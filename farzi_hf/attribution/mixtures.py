@@ -158,13 +158,14 @@ class MixtureSteps(Mixture):
 def mixtures_of(groups: Groups, steps: int) -> list[Mixture]:
     """The ways to mix groups that are worth a comparison, in an order in which each finds the
     figures that it begins with. Outer steps begin with the sizes of the groups, and with the best
-    of the other shares.
+    of the other shares. How much of the most similar group should be read depends on how far the
+    training goes, so n-grams have several powers.
 
     Args:
         groups: of the rows.
         steps: outer steps, of those that take some.
     """
-    n_grams = [SharesByScores(groups, NGramImportance(), power) for power in (0.5, 0.7, 1, 2)]
+    n_grams = [SharesByScores(groups, NGramImportance(), power) for power in (0.5, 0.7, 1, 1.4, 2)]
     influence = [SharesByScores(groups, InfluenceOfOne(), power) for power in (1, 2)]
     counted = [EqualShares(groups), *n_grams]
     best = BestMixture((*counted, *influence))

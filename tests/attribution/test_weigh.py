@@ -601,7 +601,7 @@ def test_all_mixtures_are_compared_and_one_training_scores_the_rows_of_all(tmp_p
     parts = {"target": target(4)}, {"target": target(5)}
     found = choose(problem, ways, *parts, trainings=1)
     of = {each.method: each for each in found.tried}
-    assert len(of) == len(ways) == 10
+    assert len(of) == len(ways) == 11
     assert len(asked) == 1
     good = {name: float(x.weights[:GOOD].sum() / x.weights.sum()) for name, x in of.items()}
     assert good["equal shares of groups"] == pytest.approx(0.5)

@@ -152,7 +152,7 @@ def test_sources_by_targets_and_their_mixtures(data_dir, tmp_path, capsys):
     assert of["its own source alone"]["share of its own source"] == "1.00"
     assert of["equal shares of groups"]["share of its own source"] == "0.33"
     assert {"mixture, 1 outer steps", "mixture, 1 outer steps, from the best shares"} < of.keys()
-    assert len(rows) == 11
+    assert len(rows) == 12
     assert (tmp_path / "out" / "matrix" / "groups.png").exists()
     mixture.main([*command, "--only", "equal shares of groups"])
     (again,) = json.loads((tmp_path / "out" / "cosmos.json").read_text())
