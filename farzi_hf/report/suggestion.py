@@ -314,9 +314,11 @@ class Search:
                 return length
         return max(10, most)
 
-    def _fits(self, learner: Mapping[str, Any]) -> bool:
-        """Whether a teacher of this architecture has room in the summary."""
-        return _SMALLEST * numbers_of(self.task, learner, self.length) / 8 <= self.most
+    def _fits(self, learner: Mapping[str, Any], bits: float = _SMALLEST) -> bool:
+        """Whether a teacher of this architecture has room in the summary, with so many bits for
+        each of its numbers.
+        """
+        return bits * numbers_of(self.task, learner, self.length) / 8 <= self.most
 
     def in_folder(self, folder: Path, output_dir: Path) -> Search:
         """The same search, whose trials are kept there and whose choice is for that run."""

@@ -107,14 +107,13 @@ class Task(ABC):
         """
 
     @classmethod
-    def tried_in(
-        cls, minutes: float, fits: Callable[[Mapping[str, Any]], bool]
-    ) -> Sequence[Mapping[str, Any]]:
-        """The `learners` that a search of so many minutes tries.
+    def tried_in(cls, minutes: float, fits: Callable[..., bool]) -> Sequence[Mapping[str, Any]]:
+        """The learners that a search of so many minutes tries.
 
         Args:
             minutes: of a CPU; a GPU does more in each.
-            fits: whether an architecture has room in the summary.
+            fits: whether an architecture has room in the summary, with as many bits for each of its
+                numbers as a second argument says; by default with as few as still pay.
         """
         return cls.learners
 

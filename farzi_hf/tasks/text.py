@@ -346,6 +346,9 @@ class InterpolatedBigram(Unigram):
 
 # -- the task --------------------------------------------------------------------------------------
 
+_BITS_OF_PACKING = 4.0
+"""Of a number of a packed teacher of text, with which it loses little (coded5, recipes/LOG.md)."""
+
 
 class LanguageModeling(Task):
     """Text: the next token of each sentence. Seeds share the test split.
@@ -396,6 +399,11 @@ class LanguageModeling(Task):
         {**learner, "n_embd": 64, "n_layer": 2, "n_head": 2},
         {**learner, "n_embd": 128, "n_layer": 2, "n_head": 4},
     )
+    tied: ClassVar = {**learners[2], "n_embd": 80, "tie_word_embeddings": True}
+    """In place of the learner of width 64, where the summary has not the bits for it: wider, with a
+    quarter fewer numbers. On a small text it is also better after as many seconds; on a larger one
+    it is not (recipes/LOG.md).
+    """
     widest_in: ClassVar = ((3.0, 32), (20.0, 64), (math.inf, 128))
     """Below so many minutes, the largest width that has time to learn."""
     data_settings = (
@@ -421,15 +429,17 @@ class LanguageModeling(Task):
         self._labels: dict[Any, NGramLabels] = {}
 
     @classmethod
-    def tried_in(
-        cls, minutes: float, fits: Callable[[Mapping[str, Any]], bool]
-    ) -> Sequence[Mapping[str, Any]]:
+    def tried_in(cls, minutes: float, fits: Callable[..., bool]) -> Sequence[Mapping[str, Any]]:
         """One architecture, the widest that fits and has time to learn; where there is much time,
         the one before it too. Counting beats a network that had a few hundred steps, so few long
-        trials are better than many short ones.
+        trials are better than many short ones. Where the bytes would press a model of width 64 into
+        so few bits that it loses by it, tied embeddings are tried in its place.
         """
         widest = next(width for most, width in cls.widest_in if minutes < most)
         narrow = [learner for learner in cls.learners if learner["n_embd"] <= widest]
+        untied = cls.learners[2]
+        if not fits(untied, _BITS_OF_PACKING) and fits(cls.tied, _BITS_OF_PACKING):
+            narrow = [cls.tied if learner is untied else learner for learner in narrow]
         fitting = [learner for learner in narrow if fits(learner)] or narrow[:1]
         return fitting[-2:] if widest == cls.widest_in[-1][1] else fitting[-1:]
 

@@ -879,6 +879,26 @@ def test_text_has_few_long_trials(minutes, most, widths, text, tmp_path):
     assert [learner["n_embd"] for learner in found.learners] == widths
 
 
+def test_text_ties_embeddings_where_the_bytes_would_press_a_model() -> None:
+    """The numbers of a vocabulary of 5,000: an untied width of 64 has 746,000, a tied 80 564,000."""
+    numbers = {16: 165_000, 32: 335_000, 64: 746_000, 80: 564_000, 128: 1_680_000}
+
+    def widths(nbytes: int, minutes: float = 10.0, tied: int = numbers[80]) -> list[int]:
+        def fits(learner, bits=2.8):
+            return bits * {**numbers, 80: tied}[learner["n_embd"]] / 8 <= nbytes
+
+        return [learner["n_embd"] for learner in LanguageModeling.tried_in(minutes, fits)]
+
+    assert widths(290_404) == [80]
+    assert widths(290_404, 30.0) == [32, 80]
+    assert widths(375_000) == [64]
+    assert widths(700_000, 30.0) == [64, 128]
+    assert widths(270_000) == [64]  # the tied one would be pressed as well
+    assert widths(250_000) == [32]
+    assert widths(290_404, tied=800_000) == [64]  # of a small vocabulary, layers are more
+    assert LanguageModeling.tied["tie_word_embeddings"]
+
+
 def test_small_summaries_reserve_less_time_for_files() -> None:
     """At a quarter of a processor: 4 × 18 seconds in two minutes, unless the first answer tells
     that there is little to go through.
