@@ -126,7 +126,6 @@ class RunSettings:
                 "dataset=None: the summary of this recipe was distilled in Python; give --dataset"
             )
         self._find()
-        self._check_of_task()
         self.learner = _model(
             "learner", self.task_class.learner if self.learner is None else self.learner
         )
@@ -148,6 +147,7 @@ class RunSettings:
         check_different("splits", self.splits, 0)
         for seed in self.splits:
             check_seed(seed, "splits")
+        self._check_of_task()
         self._check_licence()
         for name in self.baselines:
             if name not in BASELINES:

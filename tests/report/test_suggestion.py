@@ -40,6 +40,14 @@ GPT2 = {
 
 
 @pytest.fixture(scope="module", autouse=True)
+def a_folder_to_work_in(tmp_path_factory):
+    """Runs of these tests are called "run", and keep what they have begun there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("work"))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
 def short():
     with pytest.MonkeyPatch.context() as patch:
         search_shortly(patch)
