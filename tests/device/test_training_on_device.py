@@ -97,6 +97,7 @@ def assert_alike(make, rounds: bool = False) -> None:
         metrics, expected = (
             {k: x for k, x in of.items() if not k.endswith("_std")} for of in (metrics, expected)
         )
+    is_rounded = rounds
     rounds = rounds and not fake_cuda.is_needed()
     assert logged(ours, "loss") == pytest.approx(logged(cpu, "loss"), rel=1e-2 if rounds else 1e-3)
     assert metrics == pytest.approx(expected, rel=0.1 if rounds else 0.01)
@@ -104,7 +105,10 @@ def assert_alike(make, rounds: bool = False) -> None:
         if rounds:
             assert (found - x).norm() <= 0.1 * x.norm(), name
         else:
-            torch.testing.assert_close(found, x, rtol=1e-2, atol=1e-3)
+            is_apart = ~torch.isclose(found, x, rtol=1e-2, atol=1e-3)
+            # On some processors a number of few bits is rounded the other way.
+            most = 0.005 * x.numel() if is_rounded else 0
+            assert is_apart.sum() <= most, name
 
 
 @chosen("way", WAYS, ("pool",))
