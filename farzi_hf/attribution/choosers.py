@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -191,6 +192,32 @@ class Ranked(Chooser):
 
     def weights(self, problem: SelectionProblem) -> Tensor:
         return highest(problem.scores(self), problem.keep)
+
+
+class SharesOf(Chooser):
+    """Shares of reading that follow scores: e to the power for each standard deviation.
+
+    Attributes:
+        kind: of what there is a share each, for the name.
+        way: whose scores; those that are known already are not made again.
+        power: of e. 1 follows the scores with care, 2 and more trust them.
+    """
+
+    kind: ClassVar[str]
+    way: Ranked
+    power: float
+
+    @property
+    def name(self) -> str:
+        power = "" if self.power == 1 else f", power {self.power:g}"
+        return f"shares of {self.kind} by {self.way.name}{power}"
+
+    @property
+    def is_cheap(self) -> bool:
+        return self.way.is_cheap
+
+    def cost(self, problem: SelectionProblem) -> int:
+        return self.way.cost(problem)
 
 
 def highest(scores: Tensor, keep: int) -> Tensor:

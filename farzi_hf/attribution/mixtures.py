@@ -15,6 +15,7 @@ from farzi_hf.attribution.choosers import (
     NGramImportance,
     Ranked,
     SelectionProblem,
+    SharesOf,
 )
 from farzi_hf.attribution.groups import Groups
 from farzi_hf.attribution.outer_steps import GroupWeights, cost_of_steps
@@ -63,7 +64,7 @@ class SharesBySize(Mixture):
 
 
 @dataclass(frozen=True)
-class SharesByScores(Mixture):
+class SharesByScores(SharesOf, Mixture):
     """The share of a group is its size, times e to the power for each standard deviation of groups
     by which the mean score of its rows is higher. Of several targets each has such shares, and the
     mean of them is taken: scores of all targets at once would follow the one that is the easiest to
@@ -78,18 +79,7 @@ class SharesByScores(Mixture):
     groups: Groups
     way: Ranked
     power: float = 1.0
-
-    @property
-    def name(self) -> str:
-        power = "" if self.power == 1 else f", power {self.power:g}"
-        return f"shares of groups by {self.way.name}{power}"
-
-    @property
-    def is_cheap(self) -> bool:
-        return self.way.is_cheap
-
-    def cost(self, problem: SelectionProblem) -> int:
-        return self.way.cost(problem)
+    kind = "groups"
 
     def numbers(self, problem: SelectionProblem) -> Tensor:
         of_groups = self.groups.means(problem.scores_of_targets(self.way).double())

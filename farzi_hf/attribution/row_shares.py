@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from farzi_hf.attribution.choosers import Chooser, Ranked, SelectionProblem
+from farzi_hf.attribution.choosers import Ranked, SelectionProblem, SharesOf
 
 
 @dataclass(frozen=True)
-class SharesOfRows(Chooser):
+class SharesOfRows(SharesOf):
     """All rows; a row is read e to the power times as often for each standard deviation of rows by
     which its score is higher.
 
@@ -21,18 +21,7 @@ class SharesOfRows(Chooser):
 
     way: Ranked
     power: float = 1.0
-
-    @property
-    def name(self) -> str:
-        power = "" if self.power == 1 else f", power {self.power:g}"
-        return f"shares of rows by {self.way.name}{power}"
-
-    @property
-    def is_cheap(self) -> bool:
-        return self.way.is_cheap
-
-    def cost(self, problem: SelectionProblem) -> int:
-        return self.way.cost(problem)
+    kind = "rows"
 
     def weights(self, problem: SelectionProblem) -> Tensor:
         scores = problem.scores(self.way).double()

@@ -502,8 +502,9 @@ class TeacherTraining:
             now = TrainingState.of_tensors("now", tensors, start, self.optimizer, progress.step)
             best = None
             if is_judged:
-                named = ("best", tensors, start, self.optimizer, int(best_step))
-                best = TrainingState.of_tensors(*named)
+                best = TrainingState.of_tensors(
+                    "best", tensors, start, self.optimizer, int(best_step)
+                )
             # Files of older versions have no curve.
             curve = [(int(step), x) for step, x in tensors.get("curve", torch.empty(0)).tolist()]
             return now, best, progress, curve
@@ -671,8 +672,8 @@ def _kept(training: TeacherTraining, kept: KeptStart | None, name: str) -> Teach
 def _trained(
     kind: Learner, data: RealData, trainings: Sequence[TeacherTraining], seeds: Sequence[int]
 ) -> list[Teacher]:
-    """A teacher of one kind for each training and its seed. Processes share the work, and then all have all of them.
-    Only the process that has trained one knows how.
+    """A teacher of one kind for each training and its seed. Processes share the work, and then all
+    have all of them. Only the process that has trained one knows how.
     """
     by_this_process: dict[int, Trained] = {}
 

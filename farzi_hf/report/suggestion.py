@@ -479,8 +479,8 @@ class Search:
         """
         each, measuring = self.trials.pace
         trainings = _STUDENTS_NEED * min(SHORTEST, self.fixed.get("inner_steps", SHORTEST)) * each
-        packed = measuring
-        needed = packed + trainings + _MEASURED * measuring + self.trials.seconds_of_files
+        measured = measuring + _MEASURED * measuring  # the packed teacher, and then the others
+        needed = measured + trainings + self.trials.seconds_of_files
         has_time = needed <= self.trials.left + _LATE * 60 * self.minutes
         if self.trials.decided("time for a verdict", has_time):
             return None

@@ -88,6 +88,11 @@ def test_rows_are_chosen_shown_and_saved(folder, tmp_path, capsys):
     assert kept[0]["completion"] not in card
 
 
+def has_row_of_all(printed, way):
+    """Whether the table has a row of that way, with all 30 rows of the pool."""
+    return re.search(rf"^\| {way} +\| +30 \|", printed, flags=re.M)
+
+
 def test_with_groups_mixtures_of_them_are_compared_too(folder, tmp_path, capsys):
     weigh(folder, tmp_path / "out", "--group", "source")
     printed = capsys.readouterr().out
@@ -98,7 +103,7 @@ def test_with_groups_mixtures_of_them_are_compared_too(folder, tmp_path, capsys)
         "mixture, 1 outer steps",
         "mixture, 1 outer steps, from the best shares",
     ):
-        assert re.search(rf"^\| {name} +\| +30 \|", printed, flags=re.M)
+        assert has_row_of_all(printed, name)
     said = re.search(r"The shares of groups: ([ab]) ([\d.]+)%, ([ab]) ([\d.]+)%", printed)
     assert {said[1], said[3]} == {"a", "b"}
     assert float(said[2]) + float(said[4]) == pytest.approx(100, abs=0.2)
@@ -121,7 +126,7 @@ def test_where_all_rows_stay_shares_of_rows_are_compared(folder, tmp_path, capsy
         "shares of rows by gradient cosine, power 3",
         "1 outer steps",
     ):
-        assert re.search(rf"^\| {name} +\| +30 \|", printed, flags=re.M)
+        assert has_row_of_all(printed, name)
     farzi = FarziData.from_pretrained(tmp_path / "out")
     chosen = farzi.results.metrics["chosen by"]
     assert f"The rows are those of '{chosen}'" in printed
