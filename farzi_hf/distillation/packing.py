@@ -73,9 +73,9 @@ class Packing:
         seed: int,
     ) -> Trained | None:
         """Trains a teacher on in the bits of `storage`, and writes what is left of it into the
-        summary that carries it. It trains on the real data, as before, and stops early by held-out
-        rows. Returns how, where steps were taken. Raises FloatingPointError if the training
-        diverged.
+        summary that carries it. It trains on the real data, as before, at a rate that falls from
+        the first step on, and takes the best state on held-out rows. Returns how, where steps were
+        taken. Raises FloatingPointError if the training diverged.
         """
         learner = teacher.learner
         params = teacher.params
@@ -85,7 +85,9 @@ class Packing:
         if steps and largest is not None:
             optimizer = replace(training.optimizer, lr=_SLOWER * training.optimizer.lr)
             cuts = cuts_of("packing_cuts", self.cuts)
-            slower = replace(training, optimizer=optimizer, steps=steps, cuts=cuts)
+            # What a trained model loses in its first steps in few bits says nothing of whether it
+            # learns: the rate must not wait for that, and the training must not go back to them.
+            slower = replace(training, optimizer=optimizer, steps=steps, cuts=cuts, falling=1.0)
             seed = derive(seed, Purpose.PACKING)
             labelled = replace(data, counted_share=training.counted_share)
             taken = steps_of(training.kept)
@@ -107,8 +109,8 @@ class Packing:
         quiet: bool,
         validation: Callable[[Parameters], float] | None,
     ) -> Trained:
-        """W' after the training by L(W') + λ · mean log(1 + |W / s|). It stops early by the same on
-        held-out rows: bytes count there too.
+        """W' after the training by L(W') + λ · mean log(1 + |W / s|). The best state is that with
+        the lowest of the same on held-out rows: bytes count there too.
         """
 
         def penalty(theta: Parameters) -> Tensor:
@@ -122,8 +124,8 @@ class Packing:
             return float(validation(_rounded(theta, largest)) + penalty(theta))
 
         start = _with_scales(params, largest)
-        stops_early_by = None if validation is None else held_out
-        trained = training.run("Packing", penalised, start, quiet, stops_early_by)
+        judged_by = None if validation is None else held_out
+        trained = training.run("Packing", penalised, start, quiet, judged_by)
         packed = _rounded(trained.params, largest, as_stored=True)
         error = None if validation is None else validation(packed)
         return Trained(packed, trained.steps, error, end=trained.end, cuts=trained.cuts)

@@ -192,11 +192,13 @@ class Pace:
     def end(self, progress: Progress) -> int:
         """All steps with which the training ends in time: as many as are planned, or fewer, if it
         would be late. While the rate stays, that is decided after half of the time, because the
-        rate falls for as long as it has stayed.
+        rate falls for as long as it has stayed; and so it is where the rate falls from the first
+        step on, because the first steps tell little about the time of the others.
         """
         seconds, steps = self._marks[0]
         spent = self.seconds
-        is_early = progress.step < progress.held and spent < self._within / 2
+        may_wait = progress.step < progress.held or not progress.held
+        is_early = may_wait and spent < self._within / 2
         if is_early or progress.all_steps == steps or math.isinf(self._within):
             return progress.end
         each = (spent - seconds) / (progress.all_steps - steps)
@@ -240,8 +242,8 @@ UntrainedTeachers = PreTrainedConfig | Sequence[PreTrainedConfig]
 
 @dataclass(frozen=True)
 class TeacherTraining:
-    """Training on real data with a learning rate that stays for half of the steps, and then falls
-    to 0 on a straight line.
+    """Training on real data with a learning rate that stays for half of the steps, or for another
+    share, and then falls to 0 on a straight line.
 
     With held-out rows it stops early. If their loss does not fall any more while the rate stays,
     the training goes back to the best state so far, and the rate falls from there, in as many steps
@@ -249,13 +251,15 @@ class TeacherTraining:
     noise; else the best state of all is.
 
     Args:
-        optimizer: its learning rate is that of the first half.
+        optimizer: its learning rate is that of the first steps.
         steps: of the whole training, if it does not stop early.
         batch_size: real sequences per step.
         count: the number of teachers.
         dropout: whether the learner's own dropout is on.
         counted_share: α, the share of what n-grams predict in what the learner should predict, see
             `farzi_hf.tasks.counted_labels`.
+        falling: the share of the steps in which the rate falls. 1: it falls from the first step on,
+            and the best state on held-out rows is the result.
         longer: while the loss on held-out rows still falls at the end of the steps at a constant
             rate, they are doubled, up to so many times as many steps.
         kept: a file with the state of the training of the one teacher, from which it goes on;
@@ -274,6 +278,7 @@ class TeacherTraining:
     count: int = 1
     dropout: bool = True
     counted_share: float = 0.0
+    falling: float = 0.5
     longer: int = 1
     kept: Path | None = None
     within: float = math.inf
@@ -385,7 +390,7 @@ class TeacherTraining:
         """
         state: Parameters | TrainingState = start
         best: TrainingState | None = None
-        progress = Progress(0, self.steps, self.steps - self.steps // 2)
+        progress = Progress(0, self.steps, self.steps - int(self.falling * self.steps))
         curve: list[tuple[int, float]] = []
         if self.kept is not None and self.kept.exists():
             state, best, progress, curve = self._going_on(start, validation is not None)
@@ -443,8 +448,9 @@ class TeacherTraining:
         how = {"all_steps": progress.all_steps, "end": progress.steps, "cuts": progress.cuts}
         if best is None:
             return Trained(state.params, progress.step, None, **how)
-        has_risen = progress.error - progress.lowest
-        is_last_best = has_risen <= _NOISE * (progress.before - progress.lowest)
+        # Where the rate falls from the first step on, no loss is known of steps before that.
+        gained = progress.before - progress.lowest if self.falling < 1 else 0.0
+        is_last_best = progress.error - progress.lowest <= _NOISE * gained
         chosen = state if is_last_best else best
         return Trained(
             chosen.params,

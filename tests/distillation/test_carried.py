@@ -4,6 +4,7 @@ weights, packing, resume.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from itertools import chain
 
@@ -247,6 +248,30 @@ def test_packing_with_a_penalty_needs_fewer_bytes(sequences, tokenizer, tmp_path
         trainer.train()
         sizes.append(trainer.model.nbytes)
     assert sizes[1] < 0.8 * sizes[0]
+
+
+def test_packing_does_not_end_because_its_first_steps_are_worse(
+    sequences, tokenizer, tmp_path, monkeypatch
+):
+    """Few bits and a rate that is high again cost a trained model something at first. The packing
+    once went back to its first steps then, and packed a text .06 nats worse than it could.
+    """
+    judged = itertools.count()
+
+    def rises_at_first(params):
+        each = next(judged)
+        return 5.0 + each if each < 15 else 4.0 - each / 100
+
+    monkeypatch.setattr(TeacherTraining, "validation", lambda *_: rises_at_first)
+    learner = GPT2LMHeadModel(
+        GPT2Config(vocab_size=len(tokenizer), n_positions=128, n_embd=8, n_layer=1, n_head=1)
+    )
+    settings = {**CARRIED, "max_steps": 0, "packing_steps": 40}
+    given = {"teacher": learner, "eval_dataset": sequences["validation"]}
+    trainer = tiny_trainer(tmp_path, sequences, tokenizer, given, **settings)
+    training = trainer.args.make_teacher_training()
+    _, packed = trainer.labelling.pack(trainer.model, trainer.real_data, trainer.args, training)
+    assert packed.steps == packed.end == 40
 
 
 def test_storing_a_packed_teacher_changes_no_matrix(sequences, tokenizer, tmp_path):

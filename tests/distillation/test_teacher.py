@@ -311,6 +311,37 @@ def test_the_rate_falls_to_the_end_of_a_training_that_is_cut(machine, monkeypatc
     assert rates == pytest.approx([0.01] * 50 + falling)
 
 
+def test_the_rate_can_fall_from_the_first_step_on(machine, monkeypatch):
+    """Also faster, from half of the seconds on, where the steps take too long. The best state is
+    the result.
+    """
+    rates = []
+    real = InnerAdam.rate
+
+    def rate(self, step):
+        rates.append(real(self, step))
+        return rates[-1]
+
+    monkeypatch.setattr(InnerAdam, "rate", rate)
+    machine({0: 1.0})
+    whole = clocked(falling=1.0)
+    assert whole.steps == whole.end == 400
+    assert rates == pytest.approx([0.01 * (1 - i / 400) for i in range(400)])
+    rates.clear()
+    machine({0: 4.0})
+    cut = clocked(within=400.0, falling=1.0)
+    assert cut.cuts == {50: 100}
+    first = [0.01 * (1 - i / 400) for i in range(50)]
+    assert rates == pytest.approx(first + [0.01 * 0.875 * (1 - i / 50) for i in range(50)])
+
+    def lowest_in_the_middle(params):
+        return float((params["w"] - 1.0).abs().sum())
+
+    best = clocked(judge=lowest_in_the_middle, falling=1.0)
+    assert best.steps < 300 < best.all_steps == 400
+    assert best.validation == lowest_in_the_middle(best.params)
+
+
 @pytest.mark.parametrize("seconds", [{0: 3.0}, {0: 1.0, 150: 3.0, 210: 9.0}], ids=str)
 def test_a_training_repeats_how_another_one_was_cut(seconds, machine):
     machine(seconds)
