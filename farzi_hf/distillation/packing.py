@@ -34,6 +34,8 @@ from farzi_hf.summary.teacher import rounded
 _LOG_SCALE = ".log_scale"
 _SPREAD = 3.0  # standard deviations of a column that the whole numbers span at the start
 _SLOWER = 0.4  # the learning rate, as a share of the teacher's
+_FEW = 500  # steps; in fewer ones, what large steps disturb at first is not mended in time
+_SLOWEST = 0.25  # the least share of that rate for few steps
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ class Packing:
         steps = training.steps if self.steps is None else self.steps
         largest = getattr(STORAGES[storage], "largest", None)
         if steps and largest is not None:
-            optimizer = replace(training.optimizer, lr=_SLOWER * training.optimizer.lr)
+            share = _SLOWER * min(1.0, max(_SLOWEST, steps / _FEW))
+            optimizer = replace(training.optimizer, lr=share * training.optimizer.lr)
             cuts = cuts_of("packing_cuts", self.cuts)
             # What a trained model loses in its first steps in few bits says nothing of whether it
             # learns: the rate must not wait for that, and the training must not go back to them.

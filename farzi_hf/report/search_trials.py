@@ -39,9 +39,9 @@ from farzi_hf.summary.forms import DrawnInputs, TeacherLabels
 from farzi_hf.tasks import Task
 
 PACKINGS = (
-    ("coded6", 0.05, 5.0),
-    ("coded5", 0.15, 4.0),
-    ("coded5", 0.3, 3.4),
+    ("coded6", 0.05, 5.2),
+    ("coded5", 0.15, 4.2),
+    ("coded5", 0.3, 3.9),
     ("coded4", 0.6, 2.8),
     ("coded3", 0.6, 2.7),
     ("coded2", 0.6, 1.5),
