@@ -29,7 +29,8 @@ from farzi_hf.distillation.packing import Packing
 from farzi_hf.distillation.processes import check_launcher
 from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.settings import SETTINGS
-from farzi_hf.distillation.teacher import TeacherTraining, cuts_of
+from farzi_hf.distillation.teacher import TeacherTraining
+from farzi_hf.distillation.training_progress import cuts_of
 from farzi_hf.distillation.trajectories import PretrainedStarts, TrajectoryBank
 from farzi_hf.engine import OPTIMIZERS, Adjoint, InnerOptimizer
 from farzi_hf.summary import FarziDataConfig

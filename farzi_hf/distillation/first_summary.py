@@ -9,8 +9,8 @@ from datasets import Dataset
 
 from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation.config import FarziConfig
+from farzi_hf.distillation.labelling import Labelling, linear_head
 from farzi_hf.distillation.learner import Learner
-from farzi_hf.distillation.teacher import Labelling, linear_head
 from farzi_hf.summary import FarziData, FarziDataConfig
 from farzi_hf.summary.forms import LABELS
 from farzi_hf.summary.teacher import check_made_again, plain_config

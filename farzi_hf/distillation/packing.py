@@ -19,13 +19,8 @@ from farzi_hf.common.settings import setting
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Parameters, is_constant
 from farzi_hf.distillation.rows import RealData, real_loss
-from farzi_hf.distillation.teacher import (
-    Teacher,
-    TeacherTraining,
-    Trained,
-    cuts_of,
-    steps_of,
-)
+from farzi_hf.distillation.teacher import Teacher, TeacherTraining, Trained
+from farzi_hf.distillation.training_progress import cuts_of, steps_of
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import Tensors
 from farzi_hf.summary.store.tensor_file import STORAGES, TEACHER

@@ -1,39 +1,35 @@
-"""A start for labels of their own: what teachers, trained on the real data, would predict after
-each input.
-
-The last hidden states of a teacher (μ, ξ, h) times its head (h, V) are label latents times a label
-decoder: a summary has room for a teacher's labels exactly where `label_dim` is at least h, or h + 1
-where the head has a bias. The mean of the logits of K teachers has the same form, with K h numbers;
-where `label_dim` is less, the closest labels of that rank are taken.
+"""The training of a teacher on real data: a learning rate that stays and then falls, an early stop
+by held-out rows, an end in time, and a file from which it goes on.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import PreTrainedConfig, PreTrainedModel
 
 from farzi_hf.common.checks import check_share
 from farzi_hf.common.settings import checked, setting
-from farzi_hf.common.tensors import load_tensors, save_tensors
 from farzi_hf.data.seeds import Purpose, derive
-from farzi_hf.distillation.kept_start import KeptStart
 from farzi_hf.distillation.learner import Learner, Parameters
-from farzi_hf.distillation.processes import broadcast, shared, world
 from farzi_hf.distillation.rows import RealData, real_loss, train_on, validation_loss
+from farzi_hf.distillation.training_progress import (
+    Pace,
+    Progress,
+    cuts_of,
+    read_training,
+    steps_of,
+    write_training,
+)
 from farzi_hf.engine import InnerAdam, InnerOptimizer, InnerSoap, TrainingState
-from farzi_hf.summary import FarziData
-from farzi_hf.summary.teacher import LinearHead
 
 TEACHER_OPTIMIZERS: dict[str, Callable[..., InnerOptimizer]] = {
     "adam": partial(InnerAdam, betas=(0.5, 0.999), eps=1e-4),
@@ -42,13 +38,11 @@ TEACHER_OPTIMIZERS: dict[str, Callable[..., InnerOptimizer]] = {
 """With long memories: most entries of a large vocabulary are in few steps' rows (recipes/LOG.md).
 """
 
-_CHUNK = 64  # sequences that a teacher reads at once
 _EVALUATIONS = 40  # of a training, on held-out rows
 _PATIENCE = 8  # evaluations without a better one, after which the rate falls
 _NOISE = 0.25  # share of what the fall of the rate has gained
 _POINTS = 4  # of a curve, from which its slope is known
 _FEW = 256  # held-out rows, which are always worth their time
-_LATE = 0.03  # of the seconds of a training: it may be late by so much before it is cut
 _KEEPING = 0.05  # the most that writing the state may take of the seconds of a training
 
 
@@ -106,138 +100,6 @@ class Teacher:
     learner: Learner
     params: Parameters
     trained: Trained | None = None
-
-
-@dataclass
-class Progress:
-    """How far the training of a teacher is. A file keeps the numbers in this order, and the cuts
-    beside them.
-    """
-
-    step: int
-    """Steps so far."""
-    steps: int
-    """Of the whole training."""
-    held: int
-    """Steps until the rate falls."""
-    level: float = 1.0
-    """The share of the rate from which it falls then."""
-    lowest: float = math.inf
-    """The lowest loss on held-out rows."""
-    before: float = math.inf
-    """The same, of the steps before the rate fell."""
-    error: float = math.inf
-    """The last loss on held-out rows."""
-    has_stopped: bool = False
-    """Whether the loss fell no more, so that the training went back to its best state."""
-    all_steps: int = 0
-    """Steps so far, those before the training went back too."""
-    seconds: float = 0.0
-    """That it has taken."""
-    cuts: dict[int, int] = field(default_factory=dict)
-    """After how many of all steps it was cut, and to how many of all steps."""
-
-    def share_of_rate(self, step: int) -> float:
-        """Of the learning rate, in this step: it stays, and then falls to 0 on a straight line."""
-        fallen = max(0, step - 1 - self.held)
-        return self.level * (1 - fallen / max(1, self.steps - self.held))
-
-    @property
-    def end(self) -> int:
-        """All steps when the training ends."""
-        return self.all_steps + self.steps - self.step
-
-    def cut(self, end: int) -> None:
-        """The rate falls from now on, so that the training ends after so many of all steps."""
-        self.level = self.share_of_rate(self.step + 1)
-        self.held = self.step
-        self.steps = self.step + end - self.all_steps
-        self.cuts[self.all_steps] = end
-
-    def go_on(self) -> None:
-        """The rate stays for as many steps again."""
-        self.held *= 2
-        self.steps *= 2
-
-    def go_back(self, step: int) -> None:
-        """To the best state: the rate falls from there, in as many steps as it took."""
-        self.has_stopped = True
-        self.step = step
-        self.held = step
-        self.steps = 2 * step
-
-
-class Pace:
-    """The seconds that a training has, and how many steps they allow.
-
-    Args:
-        within: seconds of the whole training.
-        progress: how far it is.
-    """
-
-    def __init__(self, within: float, progress: Progress) -> None:
-        self._within = within
-        self._began = time.perf_counter() - progress.seconds
-        self._marks = [(progress.seconds, progress.all_steps)]
-
-    @property
-    def seconds(self) -> float:
-        """That the training has taken, in earlier starts too."""
-        return time.perf_counter() - self._began
-
-    def mark(self, progress: Progress) -> None:
-        """From the mark before this one on, the seconds of a step are measured."""
-        self._marks = [self._marks[-1], (self.seconds, progress.all_steps)]
-
-    def end(self, progress: Progress) -> int:
-        """All steps with which the training ends in time: as many as are planned, or fewer, if it
-        would be late. While the rate stays, that is decided after half of the time, because the
-        rate falls for as long as it has stayed; and so it is where the rate falls from the first
-        step on, because the first steps tell little about the time of the others.
-        """
-        seconds, steps = self._marks[0]
-        spent = self.seconds
-        may_wait = progress.step < progress.held or not progress.held
-        is_early = may_wait and spent < self._within / 2
-        if is_early or progress.all_steps == steps or math.isinf(self._within):
-            return progress.end
-        each = (spent - seconds) / (progress.all_steps - steps)
-        left = self._within - spent
-        if each * (progress.end - progress.all_steps) <= left + _LATE * self._within:
-            return progress.end
-        return progress.all_steps + max(1, int(left / each))
-
-
-def cuts_of(name: str, numbers: Any) -> dict[int, int]:
-    """The cuts of a training by the setting of that name. Raises ValueError if it is no list of
-    pairs of integers that are in order.
-    """
-    numbers = list(numbers) if isinstance(numbers, list | tuple) else [numbers]
-    are_integers = all(type(number) is int for number in numbers)
-    pairs = list(zip(numbers[::2], numbers[1::2], strict=False))
-    if not are_integers or len(numbers) % 2 or not _are_cuts(pairs):
-        raise ValueError(
-            f"{name}={numbers!r:.200} is not usable; give pairs of a number of steps and a larger"
-            " one, such as [400, 600], or leave it out"
-        )
-    return dict(pairs)
-
-
-def _are_cuts(pairs: Sequence[tuple[int, int]]) -> bool:
-    """Whether each cut is after the one before it, and leaves some steps."""
-    afters = [after for after, _ in pairs]
-    return afters == sorted(set(afters)) and all(0 < after < end for after, end in pairs)
-
-
-def numbers_of_cuts(cuts: Mapping[int, int]) -> list[int]:
-    """The inverse of `cuts_of`."""
-    return [number for pair in cuts.items() for number in pair]
-
-
-GivenTeachers = PreTrainedModel | Sequence[PreTrainedModel]
-"""Trained models over the summary's vocabulary."""
-UntrainedTeachers = PreTrainedConfig | Sequence[PreTrainedConfig]
-"""Configs of models that are trained for it, one kind or several."""
 
 
 @dataclass(frozen=True)
@@ -393,7 +255,10 @@ class TeacherTraining:
         progress = Progress(0, self.steps, self.steps - int(self.falling * self.steps))
         curve: list[tuple[int, float]] = []
         if self.kept is not None and self.kept.exists():
-            state, best, progress, curve = self._going_on(start, validation is not None)
+            is_judged = validation is not None
+            state, best, progress, curve = read_training(
+                self.kept, start, self.optimizer, is_judged
+            )
         pace = Pace(self.within, progress)
         keeps_from = 0.0  # seconds of the training
         with tqdm(
@@ -443,7 +308,7 @@ class TeacherTraining:
                 is_over = progress.step == progress.steps
                 if self.kept is not None and (is_over or pace.seconds >= keeps_from):
                     progress.seconds = pace.seconds
-                    self._keep(state, best, progress, curve)
+                    write_training(self.kept, state, best, progress, curve)
                     keeps_from = pace.seconds + (pace.seconds - progress.seconds) / _KEEPING
         how = {"all_steps": progress.all_steps, "end": progress.steps, "cuts": progress.cuts}
         if best is None:
@@ -471,270 +336,3 @@ class TeacherTraining:
         is_about_to_fall = progress.step <= progress.held < progress.step + self._between
         is_allowed = 2 * progress.steps <= self.longer * self.steps
         return is_about_to_fall and is_allowed and not progress.has_stopped
-
-    def _keep(
-        self,
-        state: TrainingState,
-        best: TrainingState | None,
-        progress: Progress,
-        curve: Sequence[tuple[int, float]],
-    ) -> None:
-        *numbers, cuts = astuple(progress)
-        best_step = 0 if best is None else best.step
-        tensors = {
-            **state.to_tensors("now"),
-            **({} if best is None else best.to_tensors("best")),
-            "numbers": torch.tensor([best_step, *numbers], dtype=torch.float64),
-            "cuts": torch.tensor(numbers_of_cuts(cuts), dtype=torch.int64),
-            "curve": torch.tensor(curve, dtype=torch.float64).reshape(-1, 2),
-        }
-        save_tensors(self.kept, {name: x.cpu().contiguous() for name, x in tensors.items()})
-
-    def _going_on(
-        self, start: Parameters, is_judged: bool
-    ) -> tuple[TrainingState, TrainingState | None, Progress, list[tuple[int, float]]]:
-        """What `_keep` has written: the state, the best one so far, how far the training is, and
-        its curve.
-
-        Args:
-            is_judged: whether there are held-out rows, and so a best state.
-        """
-        try:
-            tensors, _ = load_tensors(self.kept)
-            best_step, *numbers = tensors["numbers"].tolist()
-            kinds = [type(value) for value in astuple(Progress(0, 0, 0))[:-1]]
-            known = (kind(x) for kind, x in zip(kinds, numbers, strict=True))
-            progress = Progress(*known, cuts_of("cuts", tensors["cuts"].tolist()))
-            now = TrainingState.of_tensors("now", tensors, start, self.optimizer, progress.step)
-            best = None
-            if is_judged:
-                best = TrainingState.of_tensors(
-                    "best", tensors, start, self.optimizer, int(best_step)
-                )
-            # Files of older versions have no curve.
-            curve = [(int(step), x) for step, x in tensors.get("curve", torch.empty(0)).tolist()]
-            return now, best, progress, curve
-        except (KeyError, ValueError, TypeError) as error:
-            raise ValueError(
-                f"{str(self.kept)!r} holds no training that can go on ({error}); remove it, and the"
-                " training begins again"
-            ) from None
-
-
-def seconds_of(kept: Path) -> float:
-    """How long the training whose state is in this file has taken; 0 if there is none. Raises
-    ValueError if the file is damaged.
-    """
-    return float(load_tensors(kept)[0]["numbers"][-1]) if kept.exists() else 0.0
-
-
-def steps_of(kept: Path | None) -> int:
-    """How many steps that training has taken, those from which it went back too. 0 if there is no
-    file, or it holds no training: an error follows where the training begins.
-    """
-    if kept is None or not kept.exists():
-        return 0
-    try:
-        return int(load_tensors(kept)[0]["numbers"][-2])
-    except (ValueError, LookupError):
-        return 0
-
-
-@dataclass(frozen=True)
-class Labelling:
-    """Where the labels of a summary come from.
-
-    Args:
-        kinds: the models that are to be trained for it.
-        given: trained teachers; None if they are to be trained.
-    """
-
-    kinds: tuple[Learner, ...]
-    given: tuple[PreTrainedModel, ...] | None = None
-
-    @classmethod
-    def by(cls, teacher: GivenTeachers | UntrainedTeachers | None, learner: Learner) -> Labelling:
-        """By trained teachers, by models of other configs that are to be trained, or (None) by
-        learners. Raises ValueError if the teachers are none, or some of them are models and others
-        configs.
-        """
-        if teacher is None:
-            return cls((learner,))
-        is_one = isinstance(teacher, PreTrainedModel | PreTrainedConfig)
-        teachers = (teacher,) if is_one else tuple(teacher)
-        are_configs = {isinstance(each, PreTrainedConfig) for each in teachers}
-        if len(are_configs) != 1:
-            names = ", ".join(type(each).__name__ for each in teachers) or "empty"
-            raise ValueError(f"teacher is {names}; give trained models only, or configs only")
-        if are_configs == {True}:
-            return cls(tuple(map(Learner, teachers)))
-        return cls((learner,), teachers)
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """A model of the kind of the first teacher."""
-        return self.kinds[0].model if self.given is None else self.given[0]
-
-    @property
-    def has_several(self) -> bool:
-        """Whether there are several models, whose mean labels."""
-        return len(self.kinds if self.given is None else self.given) > 1
-
-    @property
-    def first(self) -> Labelling:
-        """By the first of the models alone."""
-        given = None if self.given is None else self.given[:1]
-        return Labelling(self.kinds[:1], given)
-
-    def teachers(
-        self, data: RealData, training: TeacherTraining, seed: int, kept: KeptStart | None = None
-    ) -> list[Teacher]:
-        """The teachers that were given; or of each kind as many as `training` says, each with a
-        seed of its own. Processes share the work.
-
-        Args:
-            kept: the state of their trainings, from which they go on.
-        """
-        device = data.device
-        if self.given is not None:
-            teachers = []
-            for model in self.given:
-                params = {name: x.detach().to(device) for name, x in model.named_parameters()}
-                teachers.append(Teacher(Learner(model).to(device), params))
-            return teachers
-        teachers = []
-        for number, kind in enumerate(self.kinds):
-            first = derive(seed, Purpose.TEACHER_KIND, number) if number else seed
-            seeds = [derive(first, Purpose.TEACHER_NUMBER, i) for i in range(training.count)]
-            trainings = [
-                _kept(training, kept, f"teacher-{number}-{i}") for i in range(training.count)
-            ]
-            teachers += _trained(kind.to(device), data, trainings, seeds)
-        return teachers
-
-    def __call__(
-        self, farzi: FarziData, data: RealData, settings: Any, kept: KeptStart | None = None
-    ) -> dict[str, float]:
-        """Sets the labels of a summary. Groups of tokens are those that the first teacher sees
-        alike.
-
-        Args:
-            farzi: with labels of its own, or with room for one teacher; changed in place.
-            data: on which teachers train.
-            settings: a `FarziConfig`.
-            kept: the state of their trainings, from which they go on.
-
-        Returns:
-            The steps and the validation loss of the first teacher, and of its training in few bits,
-            where this process has trained it.
-        """
-        training = settings.make_teacher_training()
-        if farzi.carried is not None:
-            trained, packed = self.pack(farzi, data, settings, training, kept)
-            facts = {} if trained is None else trained.facts("teacher")
-            return facts if packed is None else {**facts, **packed.facts("packing")}
-        teachers = self.teachers(data, training, settings.seed, kept)
-        facts = {} if teachers[0].trained is None else teachers[0].trained.facts("teacher")
-        start = settings.make_start()
-        if start.by_teacher:
-            embeddings = teachers[0].learner.embeddings(teachers[0].params)
-            start(farzi, data.dataset, settings.seed, embeddings)
-        label(farzi, teachers)
-        # Processors that differ would make labels that differ in the last bits.
-        broadcast(farzi.tensors)
-        return facts
-
-    def pack(
-        self,
-        farzi: FarziData,
-        data: RealData,
-        settings: Any,
-        training: TeacherTraining,
-        kept: KeptStart | None = None,
-    ) -> tuple[Trained | None, Trained | None]:
-        """Writes the teacher into a summary that carries it, packed into few bits.
-
-        Args:
-            farzi, data, settings, kept: as of a call; the summary is changed in place.
-            training: of the teacher, and of its packing in all but the steps.
-
-        Returns:
-            How the teacher was trained, and how it was packed; None where that was not done, or by
-            another process.
-        """
-        [teacher] = self.teachers(data, replace(training, count=1), settings.seed, kept)
-        packing = settings.make_packing()
-        training = _kept(training, kept, f"packing-{world()[0]}")  # all processes pack
-        packed = packing(farzi, teacher, data, training, settings.storage, settings.seed)
-        broadcast(farzi.tensors)
-        return teacher.trained, packed
-
-
-def _kept(training: TeacherTraining, kept: KeptStart | None, name: str) -> TeacherTraining:
-    """The training with its state in the file of that name, where one is kept."""
-    return training if kept is None else replace(training, kept=kept.file(name))
-
-
-def _trained(
-    kind: Learner, data: RealData, trainings: Sequence[TeacherTraining], seeds: Sequence[int]
-) -> list[Teacher]:
-    """A teacher of one kind for each training and its seed. Processes share the work, and then all
-    have all of them. Only the process that has trained one knows how.
-    """
-    by_this_process: dict[int, Trained] = {}
-
-    def train(number: int) -> Parameters:
-        trained = trainings[number].train(kind, data, seeds[number])
-        by_this_process[number] = trained
-        return trained.params
-
-    like = partial(kind.initial_parameters, seeds[0], data.device)
-    of_all_processes = shared(len(seeds), train, like)
-    return [
-        Teacher(kind, params, by_this_process.get(number))
-        for number, params in enumerate(of_all_processes)
-    ]
-
-
-@torch.no_grad()
-def label(farzi: FarziData, teachers: Sequence[Teacher]) -> None:
-    """Sets the labels of a summary to what teachers predict after each of its inputs: the softmax
-    of the mean of their logits. Raises ValueError if the logits of a teacher are not a linear
-    function of its last hidden states, or it has another vocabulary.
-
-    Args:
-        farzi: with labels of its own; changed in place.
-        teachers: over the vocabulary of the summary.
-    """
-    factors = [_factors(farzi, teacher) for teacher in teachers]
-    states = torch.cat([states / len(teachers) for states, _ in factors], dim=1)
-    weight = torch.cat([weight for _, weight in factors])
-    farzi.forms.labels.begin_at(farzi.tensors, states, weight)
-
-
-def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:
-    """(μ·ξ, k) and (k, V), whose product is the teacher's logits."""
-    learner = teacher.learner
-    params = teacher.params
-    if learner.vocab_size != farzi.config.vocab_size:
-        raise ValueError(
-            f"teacher: it has a vocabulary of {learner.vocab_size} entries, the summary one of"
-            f" {farzi.config.vocab_size}; give one with the same"
-        )
-    head = linear_head(learner)
-    states = []
-    for first in range(0, farzi.config.num_sequences, _CHUNK):
-        inputs = farzi.forms.inputs.batch(farzi.tensors, slice(first, first + _CHUNK))
-        states.append(learner.states(params, learner.arguments(params, inputs)).flatten(0, 1))
-    return head.factors(torch.cat(states), params)
-
-
-def linear_head(learner: Learner) -> LinearHead:
-    """The head of a model that is to label. Its `width` is the `label_dim` with which labels hold
-    all that the model predicts. Raises ValueError if the model has no linear head.
-    """
-    if learner.head is None:
-        raise ValueError(
-            f"teacher: a {type(learner.model).__name__} has no linear head; give another"
-        )
-    return learner.head

@@ -31,6 +31,7 @@ from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation.config import FarziConfig
 from farzi_hf.distillation.first_summary import FirstSummary
 from farzi_hf.distillation.inner_training import Students
+from farzi_hf.distillation.labelling import GivenTeachers, Labelling, UntrainedTeachers
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.memory import memory_of
 from farzi_hf.distillation.objectives import Objective
@@ -44,7 +45,6 @@ from farzi_hf.distillation.run import (
     peak_memory,
     without_prediction_bar,
 )
-from farzi_hf.distillation.teacher import GivenTeachers, Labelling, UntrainedTeachers
 from farzi_hf.engine import ReplayError
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.forms import Tensors

@@ -23,12 +23,8 @@ from farzi_hf.common.text import json_text
 from farzi_hf.distillation import FarziConfig, FarziTrainer, Learner
 from farzi_hf.distillation.learner import Parameters
 from farzi_hf.distillation.rows import validation_loss
-from farzi_hf.distillation.teacher import (
-    TeacherTraining,
-    Trained,
-    numbers_of_cuts,
-    seconds_of,
-)
+from farzi_hf.distillation.teacher import TeacherTraining, Trained
+from farzi_hf.distillation.training_progress import numbers_of_cuts, seconds_of
 from farzi_hf.engine.devices import portions
 from farzi_hf.report.comparison import Comparison
 from farzi_hf.report.rows import TriedStudent

@@ -18,7 +18,7 @@ from typing import Any
 
 from farzi_hf.common.files import checksums, differences, load_record, save_record
 from farzi_hf.common.text import as_written, json_text, numbers_of
-from farzi_hf.distillation.teacher import seconds_of
+from farzi_hf.distillation.training_progress import seconds_of
 from farzi_hf.report.trials import Trial
 
 KEPT = "trials.json"

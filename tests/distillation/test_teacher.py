@@ -23,19 +23,12 @@ from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
 from farzi_hf.distillation import teacher as teacher_module
+from farzi_hf.distillation.labelling import Labelling, label, linear_head
 from farzi_hf.distillation.learner import whole
 from farzi_hf.distillation.packing import _rounded, _with_scales
 from farzi_hf.distillation.rows import RealData, real_batches, train_on, validation_loss
-from farzi_hf.distillation.teacher import (
-    Labelling,
-    Teacher,
-    TeacherTraining,
-    cuts_of,
-    label,
-    linear_head,
-    numbers_of_cuts,
-    seconds_of,
-)
+from farzi_hf.distillation.teacher import Teacher, TeacherTraining
+from farzi_hf.distillation.training_progress import cuts_of, numbers_of_cuts, seconds_of
 from farzi_hf.engine import Direct, InnerAdam, InnerAdamW, Reversible, Tape
 from farzi_hf.models import RNNConfig
 from farzi_hf.summary.initialization import INPUT_SEQUENCES, covering_windows, made_up, real_windows

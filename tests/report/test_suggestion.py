@@ -20,7 +20,8 @@ from tiny_recipes import search_shortly, small_interactions, small_text
 from farzi_hf import FarziConfig, FarziTrainer, LanguageModeling, Recommendation, suggest
 from farzi_hf.common.files import exclusive
 from farzi_hf.data import tokenize, word_tokenizer
-from farzi_hf.distillation.teacher import Pace, TeacherTraining
+from farzi_hf.distillation.teacher import TeacherTraining
+from farzi_hf.distillation.training_progress import Pace
 from farzi_hf.report import search_trials, suggestion
 from farzi_hf.report.comparison import Comparison
 from farzi_hf.report.search_trials import PACKINGS, SearchTrials
