@@ -24,8 +24,8 @@ pytest.importorskip("matplotlib")
 from farzi_hf import FarziData
 from farzi_hf.cli import main
 from farzi_hf.common.files import names_of
+from farzi_hf.distillation import teacher
 from farzi_hf.distillation.run import TrainingRun
-from farzi_hf.distillation.teacher import TeacherTraining
 
 SEED = 9
 GoesOn = Callable[[Path], dict[str, Any]]
@@ -111,15 +111,15 @@ def dies_at_step(patch: pytest.MonkeyPatch, step: int) -> None:
 
 def dies_while_packing(patch: pytest.MonkeyPatch) -> None:
     """Every search, when a packing has kept its state twice."""
-    kept, keep = [], TeacherTraining._keep
+    kept, keep = [], teacher.write_training
 
-    def dies(self, *state):
-        keep(self, *state)
-        kept.append("coded" in self.kept.name)
+    def dies(path, *state):
+        keep(path, *state)
+        kept.append("coded" in path.name)
         if kept.count(True) == 2:
             raise Dies
 
-    patch.setattr(TeacherTraining, "_keep", dies)
+    patch.setattr(teacher, "write_training", dies)
 
 
 class Folders:

@@ -20,7 +20,7 @@ from tiny_recipes import search_shortly, small_interactions, small_text
 from farzi_hf import FarziConfig, FarziTrainer, LanguageModeling, Recommendation, suggest
 from farzi_hf.common.files import exclusive
 from farzi_hf.data import tokenize, word_tokenizer
-from farzi_hf.distillation.teacher import TeacherTraining
+from farzi_hf.distillation import teacher
 from farzi_hf.distillation.training_progress import Pace
 from farzi_hf.report import search_trials, suggestion
 from farzi_hf.report.comparison import Comparison
@@ -180,16 +180,16 @@ def test_a_second_start_repeats_no_trial(text, finished, trials, monkeypatch):
 def test_a_search_that_dies_in_a_training_goes_on_in_it(text, finished, tmp_path, monkeypatch):
     """Of teachers and packings there is a state at each evaluation."""
     whole = finished[1]
-    deaths, kept, keep = [], [], TeacherTraining._keep
+    deaths, kept, keep = [], [], teacher.write_training
 
-    def dies(self, *given):
-        keep(self, *given)
-        kept.append(self.kept.stem)
+    def dies(path, *given):
+        keep(path, *given)
+        kept.append(path.stem)
         if kept.count(kept[-1]) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(TeacherTraining, "_keep", dies)
-    monkeypatch.setattr("farzi_hf.distillation.teacher._KEEPING", math.inf)
+    monkeypatch.setattr(teacher, "write_training", dies)
+    monkeypatch.setattr(teacher, "_KEEPING", math.inf)
     for _ in range(20):
         try:
             found = search(text, tmp_path / "dies", learner=GPT2).run()
@@ -299,14 +299,14 @@ def test_trials_of_an_older_version_are_used_with_a_warning(
 @pytest.mark.slow
 def test_a_training_of_other_settings_is_not_gone_on_with(text, tmp_path, monkeypatch):
     """Its state had the same name."""
-    folders, keep = (tmp_path / "one", tmp_path / "two"), TeacherTraining._keep
+    folders, keep = (tmp_path / "one", tmp_path / "two"), teacher.write_training
 
-    def dies(self, *state):
-        keep(self, *state)
+    def dies(path, *state):
+        keep(path, *state)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(TeacherTraining, "_keep", dies)
+        patch.setattr(teacher, "write_training", dies)
         with pytest.raises(KeyboardInterrupt):
             search(text, folders[0], learner=GPT2).run()
     one, two = (search(text, folder, learner=GPT2, seed=1).run() for folder in folders)
