@@ -250,6 +250,20 @@ def machine(monkeypatch):
     return begin
 
 
+@pytest.fixture
+def rates(monkeypatch) -> list[float]:
+    """The learning rates of all steps."""
+    found = []
+    real = InnerAdam.rate
+
+    def rate(self, step):
+        found.append(real(self, step))
+        return found[-1]
+
+    monkeypatch.setattr(InnerAdam, "rate", rate)
+    return found
+
+
 def held_out(params):
     """A loss that always falls."""
     return float((params["w"] - 4).abs().sum())
@@ -287,16 +301,8 @@ def test_a_training_ends_in_its_seconds(seconds, taken, judge, machine):
     assert len(found.cuts) <= 6
 
 
-def test_the_rate_falls_to_the_end_of_a_training_that_is_cut(machine, monkeypatch):
+def test_the_rate_falls_to_the_end_of_a_training_that_is_cut(machine, rates):
     """After half of the seconds, on a straight line, to 0 at the end."""
-    rates = []
-    real = InnerAdam.rate
-
-    def rate(self, step):
-        rates.append(real(self, step))
-        return rates[-1]
-
-    monkeypatch.setattr(InnerAdam, "rate", rate)
     machine({0: 4.0})
     found = clocked(within=400.0)
     assert found.cuts == {50: 100}
@@ -304,18 +310,10 @@ def test_the_rate_falls_to_the_end_of_a_training_that_is_cut(machine, monkeypatc
     assert rates == pytest.approx([0.01] * 50 + falling)
 
 
-def test_the_rate_can_fall_from_the_first_step_on(machine, monkeypatch):
+def test_the_rate_can_fall_from_the_first_step_on(machine, rates):
     """Also faster, from half of the seconds on, where the steps take too long. The best state is
     the result.
     """
-    rates = []
-    real = InnerAdam.rate
-
-    def rate(self, step):
-        rates.append(real(self, step))
-        return rates[-1]
-
-    monkeypatch.setattr(InnerAdam, "rate", rate)
     machine({0: 1.0})
     whole = clocked(falling=1.0)
     assert whole.steps == whole.end == 400
