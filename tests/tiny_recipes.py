@@ -22,7 +22,7 @@ CONFIGS = RECIPES / "configs"
 USERS = 100
 SHORT_TRIALS = {"_FEWEST": 4, "_MOST": 8, "_EPOCHS": 0, "_TIMED": 1, "_FIRST": 2}
 """Values of `report.search_trials` with which a search takes a second."""
-SHORT_STUDENTS = ((4, 4, 0.02, "drawn"), (6, 8, 0.03, None))
+SHORT_STUDENTS = ((4, 4, 0.02, "drawn"), (6, 8, 0.03, "drawn"))
 """The students of such a search."""
 TINY = (
     "--inputs",
@@ -169,6 +169,7 @@ def search_shortly(patch: pytest.MonkeyPatch, students: tuple = SHORT_STUDENTS) 
     for name, value in SHORT_TRIALS.items():
         patch.setattr(search_trials, name, value)
     patch.setattr(suggestion, "_STUDENTS", students)
+    patch.setattr(suggestion, "_MOST", 1)  # and no longer ones
 
 
 def use_small_data(patch: pytest.MonkeyPatch) -> None:

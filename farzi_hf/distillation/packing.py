@@ -29,7 +29,7 @@ from farzi_hf.summary.teacher import rounded
 _LOG_SCALE = ".log_scale"
 _SPREAD = 3.0  # standard deviations of a column that the whole numbers span at the start
 _SLOWER = 0.4  # the learning rate, as a share of the teacher's
-_FEW = 500  # steps; in fewer ones, what large steps disturb at first is not mended in time
+_FEW = 1500  # steps; in fewer ones, what large steps disturb at first is not mended in time
 _SLOWEST = 0.25  # the least share of that rate for few steps
 
 

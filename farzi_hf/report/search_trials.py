@@ -35,9 +35,9 @@ from farzi_hf.summary.forms import DrawnInputs, TeacherLabels
 from farzi_hf.tasks import Task
 
 PACKINGS = (
-    ("coded6", 0.05, 5.2),
-    ("coded5", 0.15, 4.2),
-    ("coded5", 0.3, 3.9),
+    ("coded6", 0.05, 5.5),
+    ("coded5", 0.15, 4.4),
+    ("coded5", 0.3, 4.2),
     ("coded4", 0.6, 2.8),
     ("coded3", 0.6, 2.7),
     ("coded2", 0.6, 1.5),
@@ -464,7 +464,12 @@ class SearchTrials:
                 **judged,
                 "nbytes": farzi.nbytes,
                 "why": f"too large, more than {self.most:,} bytes" if is_too_large else lost,
-                "found": {**settings, "packing_cuts": cuts, "folder": folder.name},
+                "found": {
+                    **settings,
+                    "packing_cuts": cuts,
+                    "is_cut": is_cut,
+                    "folder": folder.name,
+                },
             }
 
         penalty = settings["packing_penalty"]

@@ -9,7 +9,8 @@ within bytes and minutes.
    the time is over.
 3. **Packing.** The teacher trains on in few bits: in so few that it fits, and in fewer as long as
    it loses nothing.
-4. **Students** train on the packed teacher, with some lengths, rates and numbers of rows.
+4. **Students** train on the packed teacher: short ones, on ids that are drawn or written, and then
+   longer ones until one comes close to its teacher.
 5. **The comparison** with real data has the rest of the time.
 
 Stages end by the clock. The steps of a teacher and of its packing are planned from a few steps that
@@ -56,6 +57,7 @@ from farzi_hf.report.search_trials import (
     SearchTrials,
     numbers_of,
     rate_for,
+    rounded,
     times_the_rows,
 )
 from farzi_hf.report.trial_folder import TrialFolder
@@ -66,8 +68,8 @@ from farzi_hf.tasks import Task
 from farzi_hf.tasks.base import check_task
 from farzi_hf.tasks.counted import CountedRow
 
-_SHARES = {"learners": 0.22, "teacher": 0.28, "packing": 0.08, "students": 0.15}
-"""Of the time, for each stage; packing has it for each of two ways. The comparison has the rest."""
+_SHARES = {"learners": 0.22, "teacher": 0.28, "packing": 0.06, "students": 0.15}
+"""Of the time, for each stage; packing has it for each way. The comparison has the rest."""
 _ALONE = {"learners": 0.04, "teacher": 0.44}
 """The same where there is one learner: its first teacher needs to be good enough for a first answer
 only.
@@ -112,18 +114,23 @@ _STUDENTS = (
     (100, 10, 0.03, "written"),
     (300, 10, 0.03, "written"),
     (300, 10, 0.03, "drawn"),
-    (1000, 10, 0.02, None),
-    (3000, 10, 0.015, None),
 )
-"""Steps, rows a step (few: of as many seconds, small steps teach more; a GPU takes more, see
-`Portions`), rate at a width of 16, inputs. None: those that left less to learn, times their
-seconds, because what is left was about halved by twice the steps (recipes/LOG.md). Cheapest first.
+"""The first students: steps, rows a step (few: of as many seconds, small steps teach more; a GPU
+takes more, see `Portions`), rate at a width of 16, inputs. Cheapest first.
 """
+_FALLING = 1 / 3
+"""The power of the steps with which the rate falls for students of more steps (recipes/LOG.md)."""
+_MORE = 1.3
+"""Times the steps of the longest student so far, that the next one has at least; and times those
+with which one is expected to come close, because it may learn more slowly.
+"""
+_MOST = 10
+"""The same, at most."""
 _SMALLEST = PACKINGS[-3][2]
 """Bits for which the width of a teacher still pays."""
 _LATE = 0.1
 """Of the minutes, that a verdict may be late."""
-_SLACK = 1.15
+_SLACK = 1.05
 """How much fewer bits a number may need than was measured."""
 
 
@@ -563,7 +570,9 @@ class Search:
         return next(trial for trial in teachers if trial.error <= best + _EQUAL)
 
     def packing_stage(self, teacher: Trial) -> Trial:
-        """The teacher in the fewest bits that lose nothing beside the first that fit."""
+        """The teacher in the fewest bits that lose nothing beside the first that fit; where the
+        clock cuts that one, in as many as it has.
+        """
         learner = teacher.found["learner"]
         name = f"packing {teacher.found['folder']}"
         steps, seconds = self.trials.planned(name, learner, self.seconds_of_stage("packing"))
@@ -599,6 +608,10 @@ class Search:
                 break
             if trial.nbytes <= self.most or is_last:
                 best = trial
+            if best is not None and trial.found.get(
+                "is_cut", False
+            ):  # older versions have not kept it
+                break  # in fewer bits, so few steps would lose more
         if best.nbytes > self.most:
             self.show(
                 f"no way to pack this teacher is small enough: {best.found['storage']} is taken,"
@@ -615,8 +628,6 @@ class Search:
         left_out: dict[str, list[str]] = {}
         for student in _STUDENTS:
             settings = self._of_student(student, learner, packed.found["storage"])
-            if settings["inputs"] is None:
-                settings["inputs"] = self._better_inputs(tried, packed)
             if any(trial.found == settings for trial in tried):
                 continue  # the same again
             has_time = self._has_time_for(settings, tried, packed)
@@ -628,17 +639,28 @@ class Search:
                 left_out.setdefault(settings["inputs"], []).append(f"{settings['inner_steps']:,}")
                 continue  # rows that are drawn may take less than those that are written
             tried.append(self.trials.student(learner, packed, settings))
-            if tried[-1].error <= packed.error + (_CLOSE_RANKS if self.task.ranked else _CLOSE):
+            if self._is_close(tried[-1], packed):
                 break
         if left_out:
             parts = [
                 f"{' or '.join(steps)} steps of {rows} rows" for rows, steps in left_out.items()
             ]
             self.show(f"no time is left for students of {'; of '.join(parts)}")
+        while (settings := self._longer(learner, tried, packed)) is not None:
+            tried.append(self.trials.student(learner, packed, settings))
         in_time = [trial for trial in tried if self._can_be_compared(trial)]
         in_time = in_time or [min(tried, key=lambda trial: trial.training_seconds)]
         best = min(trial.error for trial in in_time)
         return next(trial for trial in in_time if trial.error <= best + _EQUAL)
+
+    def _is_close(self, student: Trial, packed: Trial) -> bool:
+        """Whether it has learnt nearly all that its teacher knows."""
+        return student.error <= packed.error + self._close
+
+    @property
+    def _close(self) -> float:
+        """How far a student may be from its teacher to be near it."""
+        return _CLOSE_RANKS if self.task.ranked else _CLOSE
 
     def _can_be_compared(self, student: Trial) -> bool:
         """Whether there is time to train on all data for as long as this student."""
@@ -650,7 +672,7 @@ class Search:
 
     def _of_student(
         self,
-        student: tuple[int, int, float, str | None],
+        student: tuple[int, int, float, str],
         learner: Mapping[str, Any],
         storage: str,
     ) -> dict[str, Any]:
@@ -680,15 +702,34 @@ class Search:
         )
         return Trial("student, not tried", found=found)
 
-    def _better_inputs(self, tried: Sequence[Trial], packed: Trial) -> str:
-        """The inputs of those of the longest students that left less to learn, times their
-        seconds.
+    def _longer(
+        self, learner: Mapping[str, Any], tried: Sequence[Trial], packed: Trial
+    ) -> dict[str, Any] | None:
+        """The settings of a longer student. None where one is close to its teacher, where steps are
+        given, and where so little time is left that it would hardly be longer.
+
+        What a student has left to learn is halved by twice the steps (recipes/LOG.md). So this one
+        has as many as will bring it close, or as many as can be tried and compared with all data.
+        Of the longest so far it has the inputs that left less to learn, times their seconds.
         """
-        longest = [
-            trial for trial in tried if trial.found["inner_steps"] == tried[-1].found["inner_steps"]
-        ]
+        if "inner_steps" in self.fixed or any(self._is_close(trial, packed) for trial in tried):
+            return None
+        last = max(trial.found["inner_steps"] for trial in tried)
+        longest = [trial for trial in tried if trial.found["inner_steps"] == last]
         best = min(longest, key=lambda trial: (trial.error - packed.error) * trial.training_seconds)
-        return best.found["inputs"]
+        enough = _MORE * last * (best.error - packed.error) / self._close
+        seconds = self.trials.left - self.trials.seconds_of_files
+        seconds -= best.seconds - best.training_seconds
+        in_time = seconds / (1 + _OF_ALL_DATA) / max(best.training_seconds / last, 1e-9)
+        question = f"steps of a student after {last}, {packed.found['folder']}"
+        steps = self.trials.decided(question, min(enough, in_time, _MOST * last))
+        if steps < _MORE * last:
+            self.show("no time is left for a longer student")
+            return None
+        _, rows, rate, _ = _STUDENTS[-1]
+        rate *= (_STUDENTS[-1][0] / max(steps, _STUDENTS[-1][0])) ** _FALLING
+        student = (int(rounded(steps)), rows, rate, best.found["inputs"])
+        return self._of_student(student, learner, packed.found["storage"])
 
     def _has_time_for(
         self, settings: Mapping[str, Any], tried: Sequence[Trial], packed: Trial
