@@ -150,6 +150,11 @@ def _count(args: Namespace) -> None:
                 f"--split_seed {args.split_seed} is for interactions, but {args.data!r} holds"
                 f" {settings.task}; leave it out"
             )
+        if settings.has_one_split:
+            raise ValueError(
+                f"--split_seed {args.split_seed}, but --held_out {settings.held_out} has one split"
+                " for all seeds; leave it out"
+            )
         settings = replace(settings, splits=[args.split_seed])
     choice: dict[str, Any] = {}
     if args.order is not None:

@@ -139,7 +139,7 @@ class RunSettings:
             raise ValueError(
                 f"held_out={self.held_out!r} is unknown: give one of {', '.join(HELD_OUT)}"
             )
-        if self.held_out in ("last_items", "own") and len(self.splits) > 1:
+        if self.has_one_split and len(self.splits) > 1:
             raise ValueError(
                 f"splits={self.splits}, but held_out={self.held_out!r} has one split for all seeds:"
                 " give one seed"
@@ -230,6 +230,11 @@ class RunSettings:
     def is_own(self) -> bool:
         """Whether this is no data set of the library."""
         return self.dataset not in KNOWN
+
+    @property
+    def has_one_split(self) -> bool:
+        """Whether validation and test hold the same for all seeds."""
+        return self.held_out in ("last_items", "own")
 
     @property
     def teachers(self) -> list[dict[str, Any]]:
