@@ -97,8 +97,8 @@ class Tried:
     """On the validation part, as `validation_loss` has it; infinity if the training diverged."""
     step_seconds: float
     """Seconds of a step, in this trial."""
-    is_compared: bool = True
-    """Whether it was compared with another way."""
+    note: str = ""
+    """What the row says beside the way, where it was chosen by less than all of the trials."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,8 @@ class FullData:
                 out. Where they do not suffice for two, the first way is taken without a trial.
         """
         if (1 + 2 * _FIRST_PART) * seconds > allowed:
-            return Tried(self.ways[0], math.inf, self.step_seconds(self.ways[0]), False)
+            note = "not compared with other ways for lack of time"
+            return Tried(self.ways[0], math.inf, self.step_seconds(self.ways[0]), note)
         ends = time.perf_counter() + allowed
         first: list[Tried] = []
         trial = _FIRST_PART * seconds
@@ -224,7 +225,10 @@ class FullData:
             if ends - time.perf_counter() < trainings * seconds:
                 break
             finals.append(self.tried(tried.way, seconds, tried.step_seconds))
-        return min(finals or first, key=lambda tried: tried.error)
+        if finals:
+            return min(finals, key=lambda tried: tried.error)
+        note = f"the best of {len(first)} ways, each tried for a third of the seconds"
+        return replace(best, note=note)
 
     def same_seconds(self, seconds: float, allowed: float = math.inf) -> Measured | None:
         """The row of students that train for so many seconds, in the way that is best then; None
@@ -238,9 +242,7 @@ class FullData:
             return None
         best = self.best_in(seconds, allowed)
         row = self.row(SAME_SECONDS, best.way, seconds, best.step_seconds)
-        if best.is_compared:
-            return row
-        return replace(row, way=f"{row.way}, not compared with other ways for lack of time")
+        return replace(row, way=", ".join(part for part in (row.way, best.note) if part))
 
     def row(self, method: str, way: RealTraining, seconds: float, step_seconds: float) -> Measured:
         """The row of students that train in this way for so many seconds.

@@ -10,7 +10,7 @@ within bytes and minutes.
 3. **Packing.** The teacher trains on in few bits: in so few that it fits, and in fewer as long as
    it loses nothing.
 4. **Students** train on the packed teacher: short ones, on ids that are drawn or written, and then
-   longer ones until one comes close to its teacher.
+   longer ones until one comes close to its teacher, is no better, or has no time.
 5. **The comparison** with real data has the rest of the time.
 
 Stages end by the clock. The steps of a teacher and of its packing are planned from a few steps that
@@ -57,7 +57,6 @@ from farzi_hf.report.search_trials import (
     SearchTrials,
     numbers_of,
     rate_for,
-    rounded,
     times_the_rows,
 )
 from farzi_hf.report.trial_folder import TrialFolder
@@ -69,7 +68,9 @@ from farzi_hf.tasks.base import check_task
 from farzi_hf.tasks.counted import CountedRow
 
 _SHARES = {"learners": 0.22, "teacher": 0.28, "packing": 0.06, "students": 0.15}
-"""Of the time, for each stage; packing has it for each way. The comparison has the rest."""
+"""Of the time, for each stage. Packing has this for one way; a further one takes its time from the
+comparison, which has the rest.
+"""
 _ALONE = {"learners": 0.04, "teacher": 0.44}
 """The same where there is one learner: its first teacher needs to be good enough for a first answer
 only.
@@ -125,7 +126,7 @@ _MORE = 1.3
 with which one is expected to come close, because it may learn more slowly.
 """
 _MOST = 10
-"""The same, at most."""
+"""Times the steps of the longest student so far, that the next one has at most."""
 _SMALLEST = PACKINGS[-3][2]
 """Bits for which the width of a teacher still pays."""
 _LATE = 0.1
@@ -570,8 +571,8 @@ class Search:
         return next(trial for trial in teachers if trial.error <= best + _EQUAL)
 
     def packing_stage(self, teacher: Trial) -> Trial:
-        """The teacher in the fewest bits that lose nothing beside the first that fit; where the
-        clock cuts that one, in as many as it has.
+        """The teacher in the fewest bits that lose nothing beside the first that fit. Where the
+        clock cuts one, and something fits, no fewer bits are tried.
         """
         learner = teacher.found["learner"]
         name = f"packing {teacher.found['folder']}"
@@ -608,9 +609,8 @@ class Search:
                 break
             if trial.nbytes <= self.most or is_last:
                 best = trial
-            if best is not None and trial.found.get(
-                "is_cut", False
-            ):  # older versions have not kept it
+            is_cut = trial.found.get("is_cut", False)  # older versions have not kept it
+            if best is not None and is_cut:
                 break  # in fewer bits, so few steps would lose more
         if best.nbytes > self.most:
             self.show(
@@ -676,8 +676,13 @@ class Search:
         learner: Mapping[str, Any],
         storage: str,
     ) -> dict[str, Any]:
-        """The settings of a line of `_STUDENTS`, as far as they are not given."""
+        """The settings of a student, as far as they are not given. For more steps than the first
+        students have, the rate falls.
+        """
         steps, rows, rate, inputs = student
+        steps = self.fixed.get("inner_steps", steps)
+        few = _STUDENTS[-1][0]
+        rate *= (few / max(steps, few)) ** _FALLING
         return self.trials.asked(
             inner_steps=steps,
             synthetic_batch_size=rows * self.trials.wider,
@@ -717,9 +722,13 @@ class Search:
         last = max(trial.found["inner_steps"] for trial in tried)
         longest = [trial for trial in tried if trial.found["inner_steps"] == last]
         best = min(longest, key=lambda trial: (trial.error - packed.error) * trial.training_seconds)
+        shorter = [trial.error for trial in tried if trial.found["inner_steps"] < last]
+        if last > _STUDENTS[-1][0] and best.error > min(shorter) - _EQUAL:
+            self.show("a longer student is no better")
+            return None
         enough = _MORE * last * (best.error - packed.error) / self._close
         seconds = self.trials.left - self.trials.seconds_of_files
-        seconds -= best.seconds - best.training_seconds
+        seconds -= _MEASURED * (best.seconds - best.training_seconds)
         in_time = seconds / (1 + _OF_ALL_DATA) / max(best.training_seconds / last, 1e-9)
         question = f"steps of a student after {last}, {packed.found['folder']}"
         steps = self.trials.decided(question, min(enough, in_time, _MOST * last))
@@ -727,20 +736,21 @@ class Search:
             self.show("no time is left for a longer student")
             return None
         _, rows, rate, _ = _STUDENTS[-1]
-        rate *= (_STUDENTS[-1][0] / max(steps, _STUDENTS[-1][0])) ** _FALLING
-        student = (int(rounded(steps)), rows, rate, best.found["inputs"])
+        student = (_two_digits(steps), rows, rate, best.found["inputs"])
         return self._of_student(student, learner, packed.found["storage"])
 
     def _has_time_for(
         self, settings: Mapping[str, Any], tried: Sequence[Trial], packed: Trial
     ) -> bool:
         """Whether a student of these settings can be tried, and compared with all data.
-        Its time is that of the last one in the proportion of its steps, and that of writing rows,
-        if the last one has not written any; that of the first one is known by the first answer.
+        Its time is that of the last one with such inputs, in the proportion of its steps. Where no
+        student had such inputs, it is that of the last one, and that of making rows. The time of
+        the first one is known by the first answer.
         """
         if not tried:
             return self.trials.left >= self.seconds_of_students()
-        last = tried[-1]
+        alike = [trial for trial in tried if trial.found["inputs"] == settings["inputs"]]
+        last = (alike or tried)[-1]
         seconds = settings["inner_steps"] / last.found["inner_steps"] * last.training_seconds
         if settings["inputs"] != last.found["inputs"]:
             rows = settings["inner_steps"] * settings["synthetic_batch_size"]
@@ -748,3 +758,9 @@ class Search:
         measuring = last.seconds - last.training_seconds
         needed = (1 + _OF_ALL_DATA) * seconds + measuring + self.trials.seconds_of_files
         return needed <= self.trials.left
+
+
+def _two_digits(steps: float) -> int:
+    """The largest number of two digits, and zeros, that is not above these steps."""
+    unit = 10 ** max(0, int(math.log10(steps)) - 1)
+    return int(steps / unit) * unit

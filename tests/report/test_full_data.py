@@ -47,8 +47,15 @@ def test_a_row_takes_the_seconds_that_it_is_given(c):
     assert error[0] < error[1]
 
 
-@pytest.mark.parametrize(("allowed", "ways"), [(1.8, 2), (2.1, 3), (1.6, 0)])
-def test_little_time_leaves_few_trials(allowed, ways, c, monkeypatch):
+@pytest.mark.parametrize(
+    ("allowed", "ways", "note"),
+    [
+        (1.8, 2, "the best of 2 ways, each tried for a third of the seconds"),
+        (2.1, 3, "the best of 3 ways, each tried for a third of the seconds"),
+        (1.6, 0, "not compared with other ways for lack of time"),
+    ],
+)
+def test_little_time_leaves_few_trials(allowed, ways, note, c, monkeypatch):
     """A trial takes a third of the seconds, and the row all of them. One trial alone tells nothing,
     so then the first way is taken without one.
     """
@@ -66,7 +73,7 @@ def test_little_time_leaves_few_trials(allowed, ways, c, monkeypatch):
     found = FullData(c).best_in(1.0, allowed)
     assert tried == list(WAYS[:ways])
     assert found.way == WAYS[0]
-    assert found.is_compared == bool(ways)
+    assert found.note == note
 
 
 class Noting(FullData):

@@ -564,7 +564,7 @@ def test_a_longer_student_is_not_tried_where_given_steps_leave_no_time(text, tmp
     monkeypatch.setattr(
         suggestion,
         "_STUDENTS",
-        ((4, 4, 0.02, "drawn"), (4, 4, 0.03, "drawn"), (4, 4, 0.04, "drawn")),
+        ((4, 4, 0.02, "drawn"), (4, 4, 0.03, "drawn"), (400, 4, 0.04, "drawn")),
     )
     made = Search(
         *text,
@@ -706,10 +706,11 @@ def test_longer_students_read_what_teaches_more_in_a_second(
 @pytest.mark.parametrize(
     ("before", "fixed", "steps", "rate"),
     [
-        (10.0, {}, [100, 300, 870], 0.03),  # which will bring it close to its teacher
-        (60.0, {}, [100, 300, 720], 0.032),  # 43 s are left without files, for three trainings
+        (10.0, {}, [100, 300, 860], 0.03),  # which will bring it close to its teacher
+        (60.0, {}, [100, 300, 710], 0.032),  # 43 s are left without files, for three trainings
         (80.0, {}, [100, 300], 0.042),  # hardly more would fit in
         (10.0, {"inner_steps": 300}, [300], 0.042),
+        (10.0, {"inner_steps": 3000}, [3000], 0.02),
     ],
 )
 def test_a_longer_student_has_as_many_steps_as_it_needs_or_as_there_is_time_for(
@@ -740,6 +741,31 @@ def test_a_longer_student_has_as_many_steps_as_it_needs_or_as_there_is_time_for(
     _, *tried = [trial.found for trial in found.trials.made]
     assert [settings["inner_steps"] for settings in tried] == pytest.approx(steps, abs=10)
     assert tried[-1]["inner_learning_rate"] == rate
+
+
+@pytest.mark.parametrize("last", [1.5, 1e9])
+def test_longer_students_end_where_they_are_no_better(last, text, tmp_path, monkeypatch):
+    """Those of a width that cannot learn more, and those that diverge, would take all the time."""
+    monkeypatch.setattr(suggestion, "_MOST", 10)
+    table = ((100, 10, 0.03, "drawn"), (300, 10, 0.03, "drawn"))
+    monkeypatch.setattr(suggestion, "_STUDENTS", table)
+    lines = []
+    found = Search(*text, tmp_path, "run", minutes=60.0, fixed=FIXED, show=lines.append)
+
+    def student(learner, packed, settings):
+        error = 1.5 if settings["inner_steps"] <= 300 else last
+        made = Trial("student", error, seconds=0.1, training_seconds=0.1, found=settings)
+        found.trials.made.append(made)
+        return made
+
+    found.trials.student = student
+    taken = found.student_stage(
+        Trial("teacher", 1.0, found={"learner": GPT2}),
+        Trial("packed", 1.0, found={"storage": "coded5", "folder": "packed"}),
+    )
+    assert [trial.found["inner_steps"] for trial in found.trials.made] == [100, 300, 3000]
+    assert taken.found["inner_steps"] == 100
+    assert lines[-1] == "a longer student is no better"
 
 
 @pytest.mark.slow
