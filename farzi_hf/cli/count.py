@@ -150,11 +150,6 @@ def _count(args: Namespace) -> None:
                 f"--split_seed {args.split_seed} is for interactions, but {args.data!r} holds"
                 f" {settings.task}; leave it out"
             )
-        if settings.has_one_split:
-            raise ValueError(
-                f"--split_seed {args.split_seed}, but --held_out {settings.held_out} has one split"
-                " for all seeds; leave it out"
-            )
         settings = replace(settings, splits=[args.split_seed])
     choice: dict[str, Any] = {}
     if args.order is not None:
@@ -165,6 +160,12 @@ def _count(args: Namespace) -> None:
         choice["orders"] = [check_size("--order", args.order)]
     with redirect_stdout(sys.stderr):
         data = settings.load()
+        if args.split_seed and not data.task.splits_differ:
+            raise ValueError(
+                f"--split_seed {args.split_seed}, but what is held out of {args.data!r}"
+                f" ({data.task.split_label}) is the same for all seeds; leave it out, or give"
+                " --held_out users"
+            )
         seed = data.seeds(args.split_seed)[0]
         splits = data.splits(seed)
         to_stderr(data.description)

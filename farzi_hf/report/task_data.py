@@ -139,7 +139,7 @@ class RunSettings:
             raise ValueError(
                 f"held_out={self.held_out!r} is unknown: give one of {', '.join(HELD_OUT)}"
             )
-        if self.has_one_split and len(self.splits) > 1:
+        if self.held_out in ("last_items", "own") and len(self.splits) > 1:
             raise ValueError(
                 f"splits={self.splits}, but held_out={self.held_out!r} has one split for all seeds:"
                 " give one seed"
@@ -232,11 +232,6 @@ class RunSettings:
         return self.dataset not in KNOWN
 
     @property
-    def has_one_split(self) -> bool:
-        """Whether validation and test hold the same for all seeds."""
-        return self.held_out in ("last_items", "own")
-
-    @property
     def teachers(self) -> list[dict[str, Any]]:
         """The architectures of the models that label the inputs."""
         given = self.learner if self.teacher is None else self.teacher
@@ -305,7 +300,13 @@ class TaskData:
         }
         if self._tokenizer is not None:
             given["tokenizer"] = self._tokenizer
-        return self.task_class.load(self.settings.dataset, self.settings.data_dir, **given)
+        loaded = self.task_class.load(self.settings.dataset, self.settings.data_dir, **given)
+        if len(self.settings.splits) > 1 and not loaded[0].splits_differ:
+            raise ValueError(
+                f"splits={self.settings.splits}, but {self.settings.dataset!r} has splits of its"
+                " own, the same for all seeds: give one seed, or held_out='users'"
+            )
+        return loaded
 
     @property
     def description(self) -> str:

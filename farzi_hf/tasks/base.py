@@ -90,9 +90,9 @@ class Task(ABC):
     """The settings of `load`."""
     more_settings: ClassVar[Sequence[str]] = ()
     """Other settings of a run that are for this task alone."""
-    splits_differ: ClassVar[bool]
+    splits_differ: bool
     """Whether each seed has its own split of the data. Otherwise all seeds share the data set's own
-    splits.
+    splits. An object knows it of its data, a class of most data of its kind.
     """
     split_label: str
     """The splits of the loaded data, in words."""

@@ -402,10 +402,11 @@ class Recommendation(Task):
                 f"{dataset!r} has a single item, so there is nothing to choose from: give data of"
                 " more items, or name another column with item_column (--item_column)"
             )
-        default = "users" if data.own_ends is None else "own"
-        split_label, split = HELD_OUT[held_out or default]
+        held_out = held_out or ("users" if data.own_ends is None else "own")
+        split_label, split = HELD_OUT[held_out]
         task = cls(data.vocabulary)
         task.split_label = split_label
+        task.splits_differ = held_out == "users"
         return task, lambda seed: split(data, seed), data.description
 
     def learner_config(self, learner: Mapping[str, Any], length: int) -> PreTrainedConfig:

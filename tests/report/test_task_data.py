@@ -162,6 +162,8 @@ def test_interactions_are_split_as_the_settings_say(folder, held_out, sizes):
     own = RunSettings(dataset=str(files)).load()
     assert own.task.split_label == "the data set's own train, validation and test"
     assert len(own.splits(0)["test"]) == 20
+    with pytest.raises(ValueError, match=r"splits=\[0, 1\], but .* has splits of its own"):
+        RunSettings(dataset=str(files), splits=[0, 1]).load().splits(0)
 
 
 # -- the data of a summary -------------------------------------------------------------------------
