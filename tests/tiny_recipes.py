@@ -14,7 +14,7 @@ from datasets import DatasetDict
 
 from farzi_hf.data import TEXTS, Interactions, load_sample_interactions, load_sample_text
 from farzi_hf.metrics import bootstrap_interval
-from farzi_hf.report import full_data, search_trials, suggestion
+from farzi_hf.report import full_data, search_students, search_trials
 from farzi_hf.tasks import items
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
@@ -168,8 +168,8 @@ def search_shortly(patch: pytest.MonkeyPatch, students: tuple = SHORT_STUDENTS) 
     """Trials of few steps."""
     for name, value in SHORT_TRIALS.items():
         patch.setattr(search_trials, name, value)
-    patch.setattr(suggestion, "_STUDENTS", students)
-    patch.setattr(suggestion, "_MOST", 1)  # and no longer ones
+    patch.setattr(search_students, "STUDENTS", students)
+    patch.setattr(search_students, "_MOST", 1)  # and no longer ones
 
 
 def use_small_data(patch: pytest.MonkeyPatch) -> None:

@@ -44,19 +44,18 @@ import torch
 from datasets import Dataset, DatasetDict
 
 from farzi_hf.common.files import exclusive
-from farzi_hf.common.text import as_written, for_reader, json_text, reason
+from farzi_hf.common.text import as_written, for_reader, reason
 from farzi_hf.data import flatten_sequences, random_sequences
 from farzi_hf.data.coding import stored_bytes
 from farzi_hf.data.streams import described
 from farzi_hf.distillation import FarziConfig
 from farzi_hf.report.comparison import with_ids
+from farzi_hf.report.search_students import EQUAL, SearchStudents
 from farzi_hf.report.search_threads import SearchThreads
 from farzi_hf.report.search_trials import (
     PACKINGS,
-    SHORTEST,
     SearchTrials,
     numbers_of,
-    rate_for,
     times_the_rows,
 )
 from farzi_hf.report.trial_folder import TrialFolder
@@ -83,50 +82,14 @@ _LONGER = 1.5
 """Times the seconds of the first teacher, that a second one has at least."""
 _LATER = 0.5
 """Of the seconds of a stage with several trials, by which the last one may be late."""
-_EQUAL = 0.01
-"""Of the error, which is nats a token, or the mean ln r of ranks: of trials that differ by less,
-the first is taken, which is the cheapest.
-"""
 _BEHIND = 0.1
 """Of teachers that still learn, the widest one that is not worse by more is taken: most of its
 training is to come.
 """
-_CLOSE = 0.03
-"""Of students, the first that is as near to its teacher is taken."""
-_CLOSE_RANKS = 0.05
-"""The same of ranks, for 1 % of HR@100."""
 _IDS = 100_000
 """Of the validation part; more would tell little more, and take long."""
-_OF_ALL_DATA = 2.0
-"""How many trainings as long as a student's the comparison makes: one on all data, and a few trials
-that choose its way. The student itself is that of its trial.
-"""
 _AFTER_ROWS = 0.4
 """Of the seconds of files, card and figures, those after the last row of the comparison."""
-_STUDENTS_NEED = 2
-"""Trainings of a student that there is time for in any case: one on the summary, and in the
-comparison one on all data.
-"""
-_MEASURED = 4
-"""Models that are measured from the first trial of a student on: it, and three of the comparison.
-"""
-_STUDENTS = (
-    (100, 10, 0.03, "drawn"),
-    (100, 10, 0.03, "written"),
-    (300, 10, 0.03, "written"),
-    (300, 10, 0.03, "drawn"),
-)
-"""The first students: steps, rows a step (few: of as many seconds, small steps teach more; a GPU
-takes more, see `Portions`), rate at a width of 16, inputs. Cheapest first.
-"""
-_FALLING = 1 / 3
-"""The power of the steps with which the rate falls for students of more steps (recipes/LOG.md)."""
-_MORE = 1.3
-"""Times the steps of the longest student so far, that the next one has at least; and times those
-with which one is expected to come close, because it may learn more slowly.
-"""
-_MOST = 10
-"""Times the steps of the longest student so far, that the next one has at most."""
 _SMALLEST = PACKINGS[-3][2]
 """Bits for which the width of a teacher still pays."""
 _LATE = 0.1
@@ -336,6 +299,11 @@ class Search:
         other.trials = replace(self.trials, kept=kept, made=[])
         return other
 
+    @property
+    def students(self) -> SearchStudents:
+        """The trials of students."""
+        return SearchStudents(self.trials)
+
     def run(self) -> Suggestion | CountingWins | NoTimeLeft:
         """All stages. No other search writes to the folder meanwhile."""
         with exclusive(self.trials.folder):
@@ -355,7 +323,7 @@ class Search:
         threads.review("packing")
         packed = self.packing_stage(teacher)
         threads.review("students")
-        student = self.student_stage(teacher, packed)
+        student = self.students.choose(teacher, packed)
         threads.review("the comparison")
         learner = teacher.found["learner"]
         names = ("storage", "packing_penalty", "packing_steps", "packing_cuts")
@@ -397,18 +365,9 @@ class Search:
         of_comparison = 1 - sum(self.shares.values())
         of_students = of_comparison + self.shares["students"] * ("students" in later)
         of_others = sum(self.shares[stage] for stage in later if stage != "students")
-        least = max(_AT_LEAST * 60 * self.minutes * of_students, self.seconds_of_students(name))
+        needed = self.students.seconds_needed(is_tried=name == "students")
+        least = max(_AT_LEAST * 60 * self.minutes * of_students, needed)
         return _AT_LEAST * 60 * self.minutes * of_others + least
-
-    def seconds_of_students(self, name: str = "packing") -> float:
-        """The seconds that students need after the stage of that name: trials and the comparison of
-        the shortest ones, by the first answer.
-        """
-        each, measuring = self.trials.pace
-        steps = self.fixed.get("inner_steps", _STUDENTS[0][0])
-        done = name == "students"  # one of each
-        trainings = (_STUDENTS_NEED - done) * steps * each
-        return trainings + (_MEASURED - done) * measuring + self.trials.seconds_of_files
 
     # -- what is kept ------------------------------------------------------------------------------
 
@@ -485,10 +444,7 @@ class Search:
         """Why the search should stop after its first answer: by what that took, the shortest way to
         a verdict ends too late. None where there is time.
         """
-        each, measuring = self.trials.pace
-        trainings = _STUDENTS_NEED * min(SHORTEST, self.fixed.get("inner_steps", SHORTEST)) * each
-        measured = measuring + _MEASURED * measuring  # the packed teacher, and then the others
-        needed = measured + trainings + self.trials.seconds_of_files
+        needed = self.students.fewest_seconds
         has_time = needed <= self.trials.left + _LATE * 60 * self.minutes
         if self.trials.decided("time for a verdict", has_time):
             return None
@@ -522,7 +478,7 @@ class Search:
                 continue
             tried.append(self.trials.teacher(learner, seconds))
             if len(tried) == 1:
-                shortest = self._of_student(_STUDENTS[0], learner, "coded6")
+                shortest = self.students.first_settings(learner, "coded6")
                 self.trials.first_answer(tried[0], shortest, self._words_of_counting)
         best = min(trial.error for trial in tried)
         # What still learns is the better for being wide; of what has learnt all there is, the
@@ -531,7 +487,7 @@ class Search:
         still_learning = [trial for trial in near if not trial.found["stopped"]]
         if still_learning:
             return still_learning[-1]
-        return next(trial for trial in tried if trial.error <= best + _EQUAL)
+        return next(trial for trial in tried if trial.error <= best + EQUAL)
 
     def _left_out(self, learner: Mapping[str, Any], tried: Sequence[Trial]) -> str | None:
         """Why this architecture is not tried after the others; None if it is."""
@@ -548,7 +504,7 @@ class Search:
             last = of_kind[-1]
             if last.error > best + _BEHIND and numbers > last.found["numbers"]:
                 return "a smaller one of this kind had too few steps in this time already"
-            if min(trial.error for trial in of_kind) > best + _EQUAL:
+            if min(trial.error for trial in of_kind) > best + EQUAL:
                 return "smaller models of this kind are behind another kind"
         if not self._fits(learner):
             return f"its {numbers:,} parameters do not fit into {self.most:,} bytes"
@@ -568,7 +524,7 @@ class Search:
         self.trials.teacher(first.found["learner"], seconds)
         teachers = [trial for trial in self.trials.made if "stopped" in trial.found]
         best = min(trial.error for trial in teachers)
-        return next(trial for trial in teachers if trial.error <= best + _EQUAL)
+        return next(trial for trial in teachers if trial.error <= best + EQUAL)
 
     def packing_stage(self, teacher: Trial) -> Trial:
         """The teacher in the fewest bits that lose nothing beside the first that fit. Where the
@@ -605,7 +561,7 @@ class Search:
             )
             trial = self.trials.packed(teacher, settings, seconds)
             larger = trial.nbytes / bits if bits else None
-            if best is not None and trial.error > best.error + _EQUAL:
+            if best is not None and trial.error > best.error + EQUAL:
                 break
             if trial.nbytes <= self.most or is_last:
                 best = trial
@@ -618,149 +574,3 @@ class Search:
                 f" so the summary is larger than {self.most:,} bytes"
             )
         return best
-
-    def student_stage(self, teacher: Trial, packed: Trial) -> Trial:
-        """The settings with which a student learns most of the packed teacher: the cheapest that
-        comes close, or else the best that leaves time for the comparison.
-        """
-        learner = teacher.found["learner"]
-        tried: list[Trial] = []
-        left_out: dict[str, list[str]] = {}
-        for student in _STUDENTS:
-            settings = self._of_student(student, learner, packed.found["storage"])
-            if any(trial.found == settings for trial in tried):
-                continue  # the same again
-            has_time = self._has_time_for(settings, tried, packed)
-            question = f"time for students of {json_text(settings)}, {packed.found['folder']}"
-            has_time = self.trials.decided(question, has_time)
-            if not tried and not has_time:
-                return self._not_tried(settings)
-            if not has_time:
-                left_out.setdefault(settings["inputs"], []).append(f"{settings['inner_steps']:,}")
-                continue  # rows that are drawn may take less than those that are written
-            tried.append(self.trials.student(learner, packed, settings))
-            if self._is_close(tried[-1], packed):
-                break
-        if left_out:
-            parts = [
-                f"{' or '.join(steps)} steps of {rows} rows" for rows, steps in left_out.items()
-            ]
-            self.show(f"no time is left for students of {'; of '.join(parts)}")
-        while (settings := self._longer(learner, tried, packed)) is not None:
-            tried.append(self.trials.student(learner, packed, settings))
-        in_time = [trial for trial in tried if self._can_be_compared(trial)]
-        in_time = in_time or [min(tried, key=lambda trial: trial.training_seconds)]
-        best = min(trial.error for trial in in_time)
-        return next(trial for trial in in_time if trial.error <= best + _EQUAL)
-
-    def _is_close(self, student: Trial, packed: Trial) -> bool:
-        """Whether it has learnt nearly all that its teacher knows."""
-        return student.error <= packed.error + self._close
-
-    @property
-    def _close(self) -> float:
-        """How far a student may be from its teacher to be near it."""
-        return _CLOSE_RANKS if self.task.ranked else _CLOSE
-
-    def _can_be_compared(self, student: Trial) -> bool:
-        """Whether there is time to train on all data for as long as this student."""
-        _, measuring = self.trials.pace
-        trainings = (_STUDENTS_NEED - 1) * student.training_seconds
-        needed = trainings + (_MEASURED - 1) * measuring + self.trials.seconds_of_files
-        question = f"time to compare {json_text(student.found)}"
-        return self.trials.decided(question, needed <= self.trials.left)
-
-    def _of_student(
-        self,
-        student: tuple[int, int, float, str],
-        learner: Mapping[str, Any],
-        storage: str,
-    ) -> dict[str, Any]:
-        """The settings of a student, as far as they are not given. For more steps than the first
-        students have, the rate falls.
-        """
-        steps, rows, rate, inputs = student
-        steps = self.fixed.get("inner_steps", steps)
-        few = _STUDENTS[-1][0]
-        rate *= (few / max(steps, few)) ** _FALLING
-        return self.trials.asked(
-            inner_steps=steps,
-            synthetic_batch_size=rows * self.trials.wider,
-            inner_learning_rate=rate_for(learner, rate * self.trials.wider**0.25),
-            storage=storage,
-            inputs=inputs,
-        )
-
-    def _not_tried(self, settings: dict[str, Any]) -> Trial:
-        """Students of these settings, for whose trial there is no time; of fewer steps where there
-        is no time to compare them either.
-        """
-        each, measuring = self.trials.pace
-        left = self.trials.left - (_MEASURED - 1) * measuring - self.trials.seconds_of_files
-        in_time = int(left / _STUDENTS_NEED / max(each, 1e-9))
-        steps = min(settings["inner_steps"], max(SHORTEST, in_time))
-        steps = self.trials.decided("steps of students that are not tried", steps)
-        found = {**settings, **self.trials.asked(inner_steps=steps)}
-        self.show(
-            "no time is left for trials of students: the rest is for the comparison and the files."
-            f" Students train for {found['inner_steps']} steps"
-        )
-        return Trial("student, not tried", found=found)
-
-    def _longer(
-        self, learner: Mapping[str, Any], tried: Sequence[Trial], packed: Trial
-    ) -> dict[str, Any] | None:
-        """The settings of a longer student. None where one is close to its teacher, where steps are
-        given, and where so little time is left that it would hardly be longer.
-
-        What a student has left to learn is halved by twice the steps (recipes/LOG.md). So this one
-        has as many as will bring it close, or as many as can be tried and compared with all data.
-        Of the longest so far it has the inputs that left less to learn, times their seconds.
-        """
-        if "inner_steps" in self.fixed or any(self._is_close(trial, packed) for trial in tried):
-            return None
-        last = max(trial.found["inner_steps"] for trial in tried)
-        longest = [trial for trial in tried if trial.found["inner_steps"] == last]
-        best = min(longest, key=lambda trial: (trial.error - packed.error) * trial.training_seconds)
-        shorter = [trial.error for trial in tried if trial.found["inner_steps"] < last]
-        if last > _STUDENTS[-1][0] and best.error > min(shorter) - _EQUAL:
-            self.show("a longer student is no better")
-            return None
-        enough = _MORE * last * (best.error - packed.error) / self._close
-        seconds = self.trials.left - self.trials.seconds_of_files
-        seconds -= _MEASURED * (best.seconds - best.training_seconds)
-        in_time = seconds / (1 + _OF_ALL_DATA) / max(best.training_seconds / last, 1e-9)
-        question = f"steps of a student after {last}, {packed.found['folder']}"
-        steps = self.trials.decided(question, min(enough, in_time, _MOST * last))
-        if steps < _MORE * last:
-            self.show("no time is left for a longer student")
-            return None
-        _, rows, rate, _ = _STUDENTS[-1]
-        student = (_two_digits(steps), rows, rate, best.found["inputs"])
-        return self._of_student(student, learner, packed.found["storage"])
-
-    def _has_time_for(
-        self, settings: Mapping[str, Any], tried: Sequence[Trial], packed: Trial
-    ) -> bool:
-        """Whether a student of these settings can be tried, and compared with all data.
-        Its time is that of the last one with such inputs, in the proportion of its steps. Where no
-        student had such inputs, it is that of the last one, and that of making rows. The time of
-        the first one is known by the first answer.
-        """
-        if not tried:
-            return self.trials.left >= self.seconds_of_students()
-        alike = [trial for trial in tried if trial.found["inputs"] == settings["inputs"]]
-        last = (alike or tried)[-1]
-        seconds = settings["inner_steps"] / last.found["inner_steps"] * last.training_seconds
-        if settings["inputs"] != last.found["inputs"]:
-            rows = settings["inner_steps"] * settings["synthetic_batch_size"]
-            seconds += rows * self.trials.seconds_of_row(packed, settings["inputs"])
-        measuring = last.seconds - last.training_seconds
-        needed = (1 + _OF_ALL_DATA) * seconds + measuring + self.trials.seconds_of_files
-        return needed <= self.trials.left
-
-
-def _two_digits(steps: float) -> int:
-    """The largest number of two digits, and zeros, that is not above these steps."""
-    unit = 10 ** max(0, int(math.log10(steps)) - 1)
-    return int(steps / unit) * unit

@@ -23,7 +23,14 @@ pytest.importorskip("matplotlib")
 from farzi_hf import FarziData
 from farzi_hf.cli import main
 from farzi_hf.distillation import inner_training, teacher
-from farzi_hf.report import Comparison, full_data, search_threads, search_trials, suggestion
+from farzi_hf.report import (
+    Comparison,
+    full_data,
+    search_students,
+    search_threads,
+    search_trials,
+    suggestion,
+)
 
 GPT2 = (
     '{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "embd_pdrop": 0.0,'
@@ -104,8 +111,8 @@ def machine(monkeypatch, tmp_path):
     for name, value in {"_FEWEST": 4, "_TIMED": 2, "_FIRST": 4, "SHORTEST": 4}.items():
         monkeypatch.setattr(search_trials, name, value)
     students = ((4, 4, 0.02, "drawn"), (6, 4, 0.02, "drawn"), (30, 4, 0.02, "drawn"))
-    monkeypatch.setattr(suggestion, "_STUDENTS", students)
-    monkeypatch.setattr(suggestion, "_CLOSE", -10.0)
+    monkeypatch.setattr(search_students, "STUDENTS", students)
+    monkeypatch.setattr(search_students, "_CLOSE", -10.0)
     monkeypatch.setattr(full_data, "_TIMED", 2)
     use_small_data(monkeypatch)
     leave_out_figures(monkeypatch)

@@ -22,7 +22,7 @@ from farzi_hf.common.files import exclusive
 from farzi_hf.data import tokenize, word_tokenizer
 from farzi_hf.distillation import teacher
 from farzi_hf.distillation.training_progress import Pace
-from farzi_hf.report import search_trials, suggestion
+from farzi_hf.report import search_students, search_trials, suggestion
 from farzi_hf.report.comparison import Comparison
 from farzi_hf.report.search_trials import PACKINGS, SearchTrials
 from farzi_hf.report.suggestion import Search
@@ -562,8 +562,8 @@ def test_a_longer_student_is_not_tried_where_given_steps_leave_no_time(text, tmp
     proportion of the table's steps.
     """
     monkeypatch.setattr(
-        suggestion,
-        "_STUDENTS",
+        search_students,
+        "STUDENTS",
         ((4, 4, 0.02, "drawn"), (4, 4, 0.03, "drawn"), (400, 4, 0.04, "drawn")),
     )
     made = Search(
@@ -587,7 +587,7 @@ def test_a_longer_student_is_not_tried_where_given_steps_leave_no_time(text, tmp
         return made.trials.made[-1]
 
     made.trials.student = student
-    made.student_stage(teacher, packed)
+    made.students.choose(teacher, packed)
     assert [trial.found["inner_learning_rate"] for trial in made.trials.made] == [0.028, 0.042]
 
 
@@ -681,8 +681,8 @@ def test_longer_students_read_what_teaches_more_in_a_second(
         (300, 40, 0.03, "drawn"),
         (300, 40, 0.03, "written"),
     )
-    monkeypatch.setattr(suggestion, "_STUDENTS", table)
-    monkeypatch.setattr(suggestion, "_MOST", 10)
+    monkeypatch.setattr(search_students, "STUDENTS", table)
+    monkeypatch.setattr(search_students, "_MOST", 10)
     fixed = {} if given is None else {"inputs": given}
     found = Search(*text, tmp_path, "run", minutes=1.0, fixed=fixed, show=lambda line: None)
     read = []
@@ -696,7 +696,7 @@ def test_longer_students_read_what_teaches_more_in_a_second(
 
     found.trials.student = student
     found.trials.seconds_of_row = lambda packed, inputs: 0.0
-    found.student_stage(
+    found.students.choose(
         Trial("teacher", 1.0, found={"learner": GPT2}),
         Trial("packed", 1.0, found={"storage": "coded5", "folder": "packed"}),
     )
@@ -719,9 +719,9 @@ def test_a_longer_student_has_as_many_steps_as_it_needs_or_as_there_is_time_for(
     """In ten minutes on 2 MB of a dictionary, 1,000 steps would have taken a minute too many: a
     student of 300 was taken, which was no better than counting, though 600 had fitted in.
     """
-    monkeypatch.setattr(suggestion, "_MOST", 10)
+    monkeypatch.setattr(search_students, "_MOST", 10)
     table = ((100, 10, 0.03, "drawn"), (300, 10, 0.03, "drawn"))
-    monkeypatch.setattr(suggestion, "_STUDENTS", table)
+    monkeypatch.setattr(search_students, "STUDENTS", table)
     monkeypatch.setattr(SearchTrials, "seconds_of_files", 9.0)
     found = Search(*text, tmp_path, "run", minutes=2.0, fixed=fixed, show=lambda line: None)
     found.trials.made.append(Trial("teacher", seconds=before))
@@ -734,7 +734,7 @@ def test_a_longer_student_has_as_many_steps_as_it_needs_or_as_there_is_time_for(
         return made
 
     found.trials.student = student
-    found.student_stage(
+    found.students.choose(
         Trial("teacher", 1.0, found={"learner": GPT2}),
         Trial("packed", 1.0, found={"storage": "coded5", "folder": "packed"}),
     )
@@ -746,9 +746,9 @@ def test_a_longer_student_has_as_many_steps_as_it_needs_or_as_there_is_time_for(
 @pytest.mark.parametrize("last", [1.5, 1e9])
 def test_longer_students_end_where_they_are_no_better(last, text, tmp_path, monkeypatch):
     """Those of a width that cannot learn more, and those that diverge, would take all the time."""
-    monkeypatch.setattr(suggestion, "_MOST", 10)
+    monkeypatch.setattr(search_students, "_MOST", 10)
     table = ((100, 10, 0.03, "drawn"), (300, 10, 0.03, "drawn"))
-    monkeypatch.setattr(suggestion, "_STUDENTS", table)
+    monkeypatch.setattr(search_students, "STUDENTS", table)
     lines = []
     found = Search(*text, tmp_path, "run", minutes=60.0, fixed=FIXED, show=lines.append)
 
@@ -759,7 +759,7 @@ def test_longer_students_end_where_they_are_no_better(last, text, tmp_path, monk
         return made
 
     found.trials.student = student
-    taken = found.student_stage(
+    taken = found.students.choose(
         Trial("teacher", 1.0, found={"learner": GPT2}),
         Trial("packed", 1.0, found={"storage": "coded5", "folder": "packed"}),
     )
@@ -771,14 +771,14 @@ def test_longer_students_end_where_they_are_no_better(last, text, tmp_path, monk
 @pytest.mark.slow
 def test_longer_students_are_tried_until_one_is_close_to_its_teacher(text, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        suggestion,
-        "_STUDENTS",
+        search_students,
+        "STUDENTS",
         ((1, 4, 0.02, "drawn"), (2, 4, 0.02, "drawn"), (3, 4, 0.02, "drawn")),
     )
-    monkeypatch.setattr(suggestion, "_CLOSE", 10.0)
+    monkeypatch.setattr(search_students, "_CLOSE", 10.0)
     found = search(text, tmp_path / "near", learner=GPT2).run()
     assert found.config.inner_steps == 1
-    monkeypatch.setattr(suggestion, "_CLOSE", -10.0)
+    monkeypatch.setattr(search_students, "_CLOSE", -10.0)
     far = search(text, tmp_path / "far", learner=GPT2).run()
     students = [trial for trial in far.trials if "inner_steps" in trial.found]
     assert len(students) == 3
@@ -869,8 +869,8 @@ def test_a_student_is_taken_for_whose_comparison_time_is_left(spent, chosen, tex
     found.trials.seconds_of_row = lambda packed, inputs: 0.0
     with pytest.MonkeyPatch.context() as patch:
         table = ((4, 10, 0.02, "drawn"), (4, 10, 0.02, "written"))
-        patch.setattr(suggestion, "_STUDENTS", table)
-        taken = found.student_stage(
+        patch.setattr(search_students, "STUDENTS", table)
+        taken = found.students.choose(
             Trial("teacher", 1.0, found={"learner": GPT2}),
             Trial("packed", 1.0, found={"storage": "coded5", "folder": "packed"}),
         )
@@ -891,8 +891,8 @@ def test_rows_that_take_long_to_write_are_not_tried(text, tmp_path):
         found.trials.student = student
         found.trials.seconds_of_row = lambda packed, inputs, each=each: each
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(suggestion, "_STUDENTS", table)
-            found.student_stage(
+            patch.setattr(search_students, "STUDENTS", table)
+            found.students.choose(
                 Trial("teacher", 1.0, found={"learner": GPT2}),
                 Trial("packed", 1.0, found={"storage": "coded5", "folder": "packed"}),
             )

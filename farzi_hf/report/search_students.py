@@ -1,0 +1,236 @@
+"""How students train on the packed teacher that a search has made: short ones first, on ids that
+are drawn or written, and then longer ones, within the time that is left. `suggestion.Search` asks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from farzi_hf.common.text import json_text
+from farzi_hf.report.search_trials import SHORTEST, SearchTrials, rate_for
+from farzi_hf.report.trials import Trial
+
+EQUAL = 0.01
+"""Of the error, which is nats a token, or the mean ln r of ranks: of trials that differ by less,
+the first is taken, which is the cheapest.
+"""
+_CLOSE = 0.03
+"""Of students, the first that is as near to its teacher is taken."""
+_CLOSE_RANKS = 0.05
+"""The same of ranks, for 1 % of HR@100."""
+_OF_ALL_DATA = 2.0
+"""How many trainings as long as a student's the comparison makes: one on all data, and a few trials
+that choose its way. The student itself is that of its trial.
+"""
+_STUDENTS_NEED = 2
+"""Trainings of a student that there is time for in any case: one on the summary, and in the
+comparison one on all data.
+"""
+_MEASURED = 4
+"""Models that are measured from the first trial of a student on: it, and three of the comparison.
+"""
+STUDENTS = (
+    (100, 10, 0.03, "drawn"),
+    (100, 10, 0.03, "written"),
+    (300, 10, 0.03, "written"),
+    (300, 10, 0.03, "drawn"),
+)
+"""The first students: steps, rows a step (few: of as many seconds, small steps teach more; a GPU
+takes more, see `Portions`), rate at a width of 16, inputs. Cheapest first.
+"""
+_FALLING = 1 / 3
+"""The power of the steps with which the rate falls for students of more steps (recipes/LOG.md)."""
+_MORE = 1.3
+"""Times the steps of the longest student so far, that the next one has at least; and times those
+with which one is expected to come close, because it may learn more slowly.
+"""
+_MOST = 10
+"""Times the steps of the longest student so far, that the next one has at most."""
+
+
+@dataclass(frozen=True)
+class SearchStudents:
+    """The trials of students, and the one that is taken."""
+
+    trials: SearchTrials
+    """Of the search."""
+
+    def choose(self, teacher: Trial, packed: Trial) -> Trial:
+        """The settings with which a student learns most of the packed teacher: the cheapest that
+        comes close, or else the best that leaves time for the comparison.
+
+        Args:
+            teacher: its trial.
+            packed: that of its packing.
+        """
+        learner = teacher.found["learner"]
+        tried: list[Trial] = []
+        left_out: dict[str, list[str]] = {}
+        for student in STUDENTS:
+            settings = self.settings(student, learner, packed.found["storage"])
+            if any(trial.found == settings for trial in tried):
+                continue  # the same again
+            has_time = self._has_time_for(settings, tried, packed)
+            question = f"time for students of {json_text(settings)}, {packed.found['folder']}"
+            has_time = self.trials.decided(question, has_time)
+            if not tried and not has_time:
+                return self._not_tried(settings)
+            if not has_time:
+                left_out.setdefault(settings["inputs"], []).append(f"{settings['inner_steps']:,}")
+                continue  # rows that are drawn may take less than those that are written
+            tried.append(self.trials.student(learner, packed, settings))
+            if self._is_close(tried[-1], packed):
+                break
+        if left_out:
+            parts = [
+                f"{' or '.join(steps)} steps of {rows} rows" for rows, steps in left_out.items()
+            ]
+            self.trials.show(f"no time is left for students of {'; of '.join(parts)}")
+        while (settings := self._longer(learner, tried, packed)) is not None:
+            tried.append(self.trials.student(learner, packed, settings))
+        in_time = [trial for trial in tried if self._can_be_compared(trial)]
+        in_time = in_time or [min(tried, key=lambda trial: trial.training_seconds)]
+        best = min(trial.error for trial in in_time)
+        return next(trial for trial in in_time if trial.error <= best + EQUAL)
+
+    def _is_close(self, student: Trial, packed: Trial) -> bool:
+        """Whether it has learnt nearly all that its teacher knows."""
+        return student.error <= packed.error + self._close
+
+    @property
+    def _close(self) -> float:
+        """How far a student may be from its teacher to be near it."""
+        return _CLOSE_RANKS if self.trials.task.ranked else _CLOSE
+
+    def _can_be_compared(self, student: Trial) -> bool:
+        """Whether there is time to train on all data for as long as this student."""
+        _, measuring = self.trials.pace
+        trainings = (_STUDENTS_NEED - 1) * student.training_seconds
+        needed = trainings + (_MEASURED - 1) * measuring + self.trials.seconds_of_files
+        question = f"time to compare {json_text(student.found)}"
+        return self.trials.decided(question, needed <= self.trials.left)
+
+    def _not_tried(self, settings: dict[str, Any]) -> Trial:
+        """Students of these settings, for whose trial there is no time; of fewer steps where there
+        is no time to compare them either.
+        """
+        each, measuring = self.trials.pace
+        left = self.trials.left - (_MEASURED - 1) * measuring - self.trials.seconds_of_files
+        in_time = int(left / _STUDENTS_NEED / max(each, 1e-9))
+        steps = min(settings["inner_steps"], max(SHORTEST, in_time))
+        steps = self.trials.decided("steps of students that are not tried", steps)
+        found = {**settings, **self.trials.asked(inner_steps=steps)}
+        self.trials.show(
+            "no time is left for trials of students: the rest is for the comparison and the files."
+            f" Students train for {found['inner_steps']} steps"
+        )
+        return Trial("student, not tried", found=found)
+
+    def _longer(
+        self, learner: Mapping[str, Any], tried: Sequence[Trial], packed: Trial
+    ) -> dict[str, Any] | None:
+        """The settings of a longer student. None where one is close to its teacher, where steps are
+        given, and where so little time is left that it would hardly be longer.
+
+        What a student has left to learn is halved by twice the steps (recipes/LOG.md). So this one
+        has as many as will bring it close, or as many as can be tried and compared with all data.
+        Of the longest so far it has the inputs that left less to learn, times their seconds.
+        """
+        is_close = any(self._is_close(trial, packed) for trial in tried)
+        if is_close or "inner_steps" in self.trials.fixed:
+            return None
+        last = max(trial.found["inner_steps"] for trial in tried)
+        longest = [trial for trial in tried if trial.found["inner_steps"] == last]
+        best = min(longest, key=lambda trial: (trial.error - packed.error) * trial.training_seconds)
+        shorter = [trial.error for trial in tried if trial.found["inner_steps"] < last]
+        if last > STUDENTS[-1][0] and best.error > min(shorter) - EQUAL:
+            self.trials.show("a longer student is no better")
+            return None
+        enough = _MORE * last * (best.error - packed.error) / self._close
+        seconds = self.trials.left - self.trials.seconds_of_files
+        seconds -= _MEASURED * (best.seconds - best.training_seconds)
+        in_time = seconds / (1 + _OF_ALL_DATA) / max(best.training_seconds / last, 1e-9)
+        question = f"steps of a student after {last}, {packed.found['folder']}"
+        steps = self.trials.decided(question, min(enough, in_time, _MOST * last))
+        if steps < _MORE * last:
+            self.trials.show("no time is left for a longer student")
+            return None
+        _, rows, rate, _ = STUDENTS[-1]
+        student = (_two_digits(steps), rows, rate, best.found["inputs"])
+        return self.settings(student, learner, packed.found["storage"])
+
+    def _has_time_for(
+        self, settings: Mapping[str, Any], tried: Sequence[Trial], packed: Trial
+    ) -> bool:
+        """Whether a student of these settings can be tried, and compared with all data.
+        Its time is that of the last one with such inputs, in the proportion of its steps. Where no
+        student had such inputs, it is that of the last one, and that of making rows. The time of
+        the first one is known by the first answer.
+        """
+        if not tried:
+            return self.trials.left >= self.seconds_needed()
+        alike = [trial for trial in tried if trial.found["inputs"] == settings["inputs"]]
+        last = (alike or tried)[-1]
+        seconds = settings["inner_steps"] / last.found["inner_steps"] * last.training_seconds
+        if settings["inputs"] != last.found["inputs"]:
+            rows = settings["inner_steps"] * settings["synthetic_batch_size"]
+            seconds += rows * self.trials.seconds_of_row(packed, settings["inputs"])
+        measuring = last.seconds - last.training_seconds
+        needed = (1 + _OF_ALL_DATA) * seconds + measuring + self.trials.seconds_of_files
+        return needed <= self.trials.left
+
+    # -- settings and seconds ----------------------------------------------------------------------
+
+    def first_settings(self, learner: Mapping[str, Any], storage: str) -> dict[str, Any]:
+        """Those of the first student."""
+        return self.settings(STUDENTS[0], learner, storage)
+
+    def settings(
+        self,
+        student: tuple[int, int, float, str],
+        learner: Mapping[str, Any],
+        storage: str,
+    ) -> dict[str, Any]:
+        """The settings of a student, as far as they are not given. For more steps than the first
+        students have, the rate falls.
+        """
+        steps, rows, rate, inputs = student
+        steps = self.trials.fixed.get("inner_steps", steps)
+        few = STUDENTS[-1][0]
+        rate *= (few / max(steps, few)) ** _FALLING
+        return self.trials.asked(
+            inner_steps=steps,
+            synthetic_batch_size=rows * self.trials.wider,
+            inner_learning_rate=rate_for(learner, rate * self.trials.wider**0.25),
+            storage=storage,
+            inputs=inputs,
+        )
+
+    def seconds_needed(self, is_tried: bool = False) -> float:
+        """The seconds that trials and the comparison of the shortest students need, by the first
+        answer.
+
+        Args:
+            is_tried: whether one of them has been trained and measured.
+        """
+        each, measuring = self.trials.pace
+        steps = self.trials.fixed.get("inner_steps", STUDENTS[0][0])
+        trainings = (_STUDENTS_NEED - is_tried) * steps * each
+        return trainings + (_MEASURED - is_tried) * measuring + self.trials.seconds_of_files
+
+    @property
+    def fewest_seconds(self) -> float:
+        """Those of the shortest way from the first answer to a verdict."""
+        each, measuring = self.trials.pace
+        steps = min(SHORTEST, self.trials.fixed.get("inner_steps", SHORTEST))
+        measured = measuring + _MEASURED * measuring  # the packed teacher, and then the others
+        return measured + _STUDENTS_NEED * steps * each + self.trials.seconds_of_files
+
+
+def _two_digits(steps: float) -> int:
+    """The largest number of two digits, and zeros, that is not above these steps."""
+    unit = 10 ** max(0, int(math.log10(steps)) - 1)
+    return int(steps / unit) * unit
