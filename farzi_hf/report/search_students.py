@@ -133,34 +133,53 @@ class SearchStudents:
         self, learner: Mapping[str, Any], tried: Sequence[Trial], packed: Trial
     ) -> dict[str, Any] | None:
         """The settings of a longer student. None where one is close to its teacher, where steps are
-        given, and where so little time is left that it would hardly be longer.
+        given, and where so little time is left that it would hardly be longer, or no better.
 
-        What a student has left to learn is halved by twice the steps (recipes/LOG.md). So this one
-        has as many as will bring it close, or as many as can be tried and compared with all data.
-        Of the longest so far it has the inputs that left less to learn, times their seconds.
+        What a student has left to learn is halved by twice the steps (recipes/LOG.md). So it has
+        the inputs of the longest so far that will leave the least, in as many steps as each can
+        have.
         """
         is_close = any(self._is_close(trial, packed) for trial in tried)
         if is_close or "inner_steps" in self.trials.fixed:
             return None
         last = max(trial.found["inner_steps"] for trial in tried)
         longest = [trial for trial in tried if trial.found["inner_steps"] == last]
-        best = min(longest, key=lambda trial: (trial.error - packed.error) * trial.training_seconds)
+        best = min(trial.error for trial in tried)
         shorter = [trial.error for trial in tried if trial.found["inner_steps"] < last]
-        if last > STUDENTS[-1][0] and best.error > min(shorter) - EQUAL:
+        if last > STUDENTS[-1][0] and best > min(shorter) - EQUAL:
             self.trials.show("a longer student is no better")
             return None
-        enough = _MORE * last * (best.error - packed.error) / self._close
-        seconds = self.trials.left - self.trials.seconds_of_files
-        seconds -= _MEASURED * (best.seconds - best.training_seconds)
-        in_time = seconds / (1 + _OF_ALL_DATA) / max(best.training_seconds / last, 1e-9)
         question = f"steps of a student after {last}, {packed.found['folder']}"
-        steps = self.trials.decided(question, min(enough, in_time, _MOST * last))
-        if steps < _MORE * last:
+        steps = {trial.found["inputs"]: self._steps_after(trial, packed) for trial in longest}
+        steps = self.trials.decided(question, steps)
+        longer = [trial for trial in longest if steps[trial.found["inputs"]] >= _MORE * last]
+        if not longer:
             self.trials.show("no time is left for a longer student")
             return None
+
+        def expected(trial: Trial) -> float:
+            left_to_learn = trial.error - packed.error
+            return packed.error + left_to_learn * last / steps[trial.found["inputs"]]
+
+        like = min(longer, key=expected)
+        if expected(like) > best - EQUAL:
+            self.trials.show("in the time that is left, a longer student would be no better")
+            return None
+        inputs = like.found["inputs"]
         _, rows, rate, _ = STUDENTS[-1]
-        student = (_two_digits(steps), rows, rate, best.found["inputs"])
+        student = (_two_digits(steps[inputs]), rows, rate, inputs)
         return self.settings(student, learner, packed.found["storage"])
+
+    def _steps_after(self, student: Trial, packed: Trial) -> float:
+        """How many steps one like this can have: as many as will bring it close to its teacher, or
+        as many as can be tried and compared with all data.
+        """
+        last = student.found["inner_steps"]
+        enough = _MORE * last * (student.error - packed.error) / self._close
+        seconds = self.trials.left - self.trials.seconds_of_files
+        seconds -= _MEASURED * (student.seconds - student.training_seconds)
+        each = max(student.training_seconds / last, 1e-9)
+        return min(enough, seconds / (1 + _OF_ALL_DATA) / each, _MOST * last)
 
     def _has_time_for(
         self, settings: Mapping[str, Any], tried: Sequence[Trial], packed: Trial

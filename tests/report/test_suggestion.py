@@ -669,7 +669,7 @@ def test_no_room_is_refused(text, name, value):
             None,
             ["drawn", "drawn", "written", "written"],
         ),  # a fifth of what is left, in twice the time
-        ([3.0, 2.0, 1.6], [1, 1, 2], None, ["drawn", "drawn", "written", "drawn"]),
+        ([3.0, 2.0, 1.6], [1, 1, 8], None, ["drawn", "drawn", "written", "drawn"]),
         ([3.0, 2.0], [1, 1], "written", ["written", "written", "written"]),
     ],
 )
@@ -741,6 +741,38 @@ def test_a_longer_student_has_as_many_steps_as_it_needs_or_as_there_is_time_for(
     _, *tried = [trial.found for trial in found.trials.made]
     assert [settings["inner_steps"] for settings in tried] == pytest.approx(steps, abs=10)
     assert tried[-1]["inner_learning_rate"] == rate
+
+
+def test_a_longer_student_that_would_be_no_better_is_not_tried(text, tmp_path, monkeypatch):
+    """480 steps of drawn ids were tried where 300 of written ones had left as little, and there was
+    no time for more of these.
+    """
+    monkeypatch.setattr(search_students, "_MOST", 10)
+    table = ((100, 10, 0.03, "drawn"), (300, 10, 0.03, "written"), (300, 10, 0.03, "drawn"))
+    monkeypatch.setattr(search_students, "STUDENTS", table)
+    monkeypatch.setattr(SearchTrials, "seconds_of_files", 9.0)
+    lines = []
+    found = Search(*text, tmp_path, "run", minutes=2.0, fixed={}, show=lines.append)
+    found.trials.made.append(Trial("teacher", seconds=8.0))
+
+    def student(learner, packed, settings):
+        left, each = {"drawn": (0.2, 1 / 30), "written": (0.127, 4 / 30)}[settings["inputs"]]
+        seconds = each * settings["inner_steps"]
+        error = 1.0 + left * 300 / settings["inner_steps"]
+        made = Trial("student", error, seconds=seconds, training_seconds=seconds, found=settings)
+        found.trials.made.append(made)
+        return made
+
+    found.trials.student = student
+    found.trials.seconds_of_row = lambda packed, inputs: 0.0
+    taken = found.students.choose(
+        Trial("teacher", 1.0, found={"learner": GPT2}),
+        Trial("packed", 1.0, found={"storage": "coded5", "folder": "packed"}),
+    )
+    tried = [trial.found["inner_steps"] for trial in found.trials.made[1:]]
+    assert tried == [100, 300, 300]
+    assert taken.found["inputs"] == "written"
+    assert lines[-1] == "in the time that is left, a longer student would be no better"
 
 
 @pytest.mark.parametrize("last", [1.5, 1e9])
