@@ -325,6 +325,7 @@ def without_room(settings, environment, log, dying) -> None:
         raise SystemExit(9) from None
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_whatever_the_writer_calls_it(make):
     """torch says `unexpected pos 64 vs 0`."""
     folder = Path(make(**SAVED).args.output_dir)

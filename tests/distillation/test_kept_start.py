@@ -68,12 +68,12 @@ def stream(sequences) -> dict[str, Any]:
     [
         (51, {}, CARRIED),  # in the teacher
         (101, {}, CARRIED),  # in its packing
-        (62, {"eval_dataset": None}, CARRIED),
-        (104, {"eval_dataset": None}, CARRIED),
-        (62, {"train_dataset": "stream"}, CARRIED),
-        (104, {"train_dataset": "stream"}, CARRIED),
-        (31, {"teacher": "trained"}, CARRIED),
-        (121, {}, OWN),  # in the second teacher
+        pytest.param(62, {"eval_dataset": None}, CARRIED, marks=pytest.mark.slow),
+        pytest.param(104, {"eval_dataset": None}, CARRIED, marks=pytest.mark.slow),
+        pytest.param(62, {"train_dataset": "stream"}, CARRIED, marks=pytest.mark.slow),
+        pytest.param(104, {"train_dataset": "stream"}, CARRIED, marks=pytest.mark.slow),
+        pytest.param(31, {"teacher": "trained"}, CARRIED, marks=pytest.mark.slow),
+        pytest.param(121, {}, OWN, marks=pytest.mark.slow),  # in the second teacher
     ],
     ids=str,
 )
@@ -130,7 +130,13 @@ def test_a_checkpoint_replaces_the_state(make):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"teacher_learning_rate": 0.01}, {"seed": 7}, {"packing_penalty": 0.3}], ids=str
+    "changes",
+    [
+        {"packing_penalty": 0.3},
+        pytest.param({"teacher_learning_rate": 0.01}, marks=pytest.mark.slow),
+        pytest.param({"seed": 7}, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_a_start_of_other_settings_begins_anew(changes, steps, make, caplog):
     make(**CARRIED).train()
