@@ -703,6 +703,25 @@ def test_longer_students_read_what_teaches_more_in_a_second(
     assert read == tried
 
 
+def chosen_student(found, figures):
+    """The student that a search takes, where `figures(settings)` are the error of each and its
+    seconds.
+    """
+
+    def student(learner, packed, settings):
+        error, seconds = figures(settings)
+        made = Trial("student", error, seconds=seconds, training_seconds=seconds, found=settings)
+        found.trials.made.append(made)
+        return made
+
+    found.trials.student = student
+    found.trials.seconds_of_row = lambda packed, inputs: 0.0
+    return found.students.choose(
+        Trial("teacher", 1.0, found={"learner": GPT2}),
+        Trial("packed", 1.0, found={"storage": "coded5", "folder": "packed"}),
+    )
+
+
 @pytest.mark.parametrize(
     ("before", "fixed", "steps", "rate"),
     [
@@ -726,18 +745,10 @@ def test_a_longer_student_has_as_many_steps_as_it_needs_or_as_there_is_time_for(
     found = Search(*text, tmp_path, "run", minutes=2.0, fixed=fixed, show=lambda line: None)
     found.trials.made.append(Trial("teacher", seconds=before))
 
-    def student(learner, packed, settings):
-        each = 0.02 * settings["inner_steps"]
-        error = 1.0 + 20.0 / settings["inner_steps"]
-        made = Trial("student", error, seconds=each, training_seconds=each, found=settings)
-        found.trials.made.append(made)
-        return made
+    def figures(settings):
+        return 1.0 + 20.0 / settings["inner_steps"], 0.02 * settings["inner_steps"]
 
-    found.trials.student = student
-    found.students.choose(
-        Trial("teacher", 1.0, found={"learner": GPT2}),
-        Trial("packed", 1.0, found={"storage": "coded5", "folder": "packed"}),
-    )
+    chosen_student(found, figures)
     _, *tried = [trial.found for trial in found.trials.made]
     assert [settings["inner_steps"] for settings in tried] == pytest.approx(steps, abs=10)
     assert tried[-1]["inner_learning_rate"] == rate
@@ -755,20 +766,11 @@ def test_a_longer_student_that_would_be_no_better_is_not_tried(text, tmp_path, m
     found = Search(*text, tmp_path, "run", minutes=2.0, fixed={}, show=lines.append)
     found.trials.made.append(Trial("teacher", seconds=8.0))
 
-    def student(learner, packed, settings):
+    def figures(settings):
         left, each = {"drawn": (0.2, 1 / 30), "written": (0.127, 4 / 30)}[settings["inputs"]]
-        seconds = each * settings["inner_steps"]
-        error = 1.0 + left * 300 / settings["inner_steps"]
-        made = Trial("student", error, seconds=seconds, training_seconds=seconds, found=settings)
-        found.trials.made.append(made)
-        return made
+        return 1.0 + left * 300 / settings["inner_steps"], each * settings["inner_steps"]
 
-    found.trials.student = student
-    found.trials.seconds_of_row = lambda packed, inputs: 0.0
-    taken = found.students.choose(
-        Trial("teacher", 1.0, found={"learner": GPT2}),
-        Trial("packed", 1.0, found={"storage": "coded5", "folder": "packed"}),
-    )
+    taken = chosen_student(found, figures)
     tried = [trial.found["inner_steps"] for trial in found.trials.made[1:]]
     assert tried == [100, 300, 300]
     assert taken.found["inputs"] == "written"
@@ -784,17 +786,10 @@ def test_longer_students_end_where_they_are_no_better(last, text, tmp_path, monk
     lines = []
     found = Search(*text, tmp_path, "run", minutes=60.0, fixed=FIXED, show=lines.append)
 
-    def student(learner, packed, settings):
-        error = 1.5 if settings["inner_steps"] <= 300 else last
-        made = Trial("student", error, seconds=0.1, training_seconds=0.1, found=settings)
-        found.trials.made.append(made)
-        return made
+    def figures(settings):
+        return 1.5 if settings["inner_steps"] <= 300 else last, 0.1
 
-    found.trials.student = student
-    taken = found.students.choose(
-        Trial("teacher", 1.0, found={"learner": GPT2}),
-        Trial("packed", 1.0, found={"storage": "coded5", "folder": "packed"}),
-    )
+    taken = chosen_student(found, figures)
     assert [trial.found["inner_steps"] for trial in found.trials.made] == [100, 300, 3000]
     assert taken.found["inner_steps"] == 100
     assert lines[-1] == "a longer student is no better"
