@@ -3,8 +3,8 @@ within bytes and minutes.
 
 0. **Counting.** A model that only counts is measured first, in seconds. Students have to beat it.
 1. **Learners.** Each architecture of `Task.learners` trains for some seconds on the real data.
-   Where the best of them will not beat counting in its time, by its learning curve, the search says
-   so and stops.
+   Where students of the best of them will not beat counting, by its learning curve and by what the
+   first student has left to learn, the search says so and stops.
 2. **The teacher.** The best of them trains on, until the validation part says stop or its share of
    the time is over.
 3. **Packing.** The teacher trains on in few bits: in so few that it fits, and in fewer as long as
@@ -90,6 +90,12 @@ _IDS = 100_000
 """Of the validation part; more would tell little more, and take long."""
 _AFTER_ROWS = 0.4
 """Of the seconds of files, card and figures, those after the last row of the comparison."""
+_BENDS = 0.25
+"""The power of the seconds with which what a teacher has left to learn falls (recipes/LOG.md)."""
+_TINY = 1e-6
+"""Of what a teacher has left to learn: for less, no minutes are told."""
+_BEYOND = 0.02
+"""Nats by which a student has to be better than counting, to be so beyond its interval."""
 _SMALLEST = PACKINGS[-3][2]
 """Bits for which the width of a teacher still pays."""
 _LATE = 0.1
@@ -413,23 +419,34 @@ class Search:
         return f"{self.counted.method}: {self.counted_figure}"
 
     def counting_wins(self, teacher: Trial) -> CountingWins | None:
-        """Why the search should stop: the teacher will not be as good as counting in its share of
-        the time, by its learning curve. None where it will be, or where no curve tells.
+        """Why the search should stop: students of this teacher will not be better than counting, by
+        its learning curve and by what the first student had left to learn. None where they will be,
+        or where no curve tells.
+
+        With t seconds of training in place of the s that it had, the loss L of a teacher becomes
+
+            L(t) = L(s) − (g / b) (1 − (s / t)^b),
+
+        where g is by how much it fell for each e-fold of the seconds. So the curve begins with
+        this slope, and bends. A better teacher has more to teach, and its students have more steps;
+        what is left to them is about what was left to the first one.
         """
         counted = self.task.nats(self.counted.statistics)
-        if counted is None:
-            return None
         slope = 0.0 if teacher.found["stopped"] else teacher.found["slope"]
-        if slope is None:
+        if counted is None or slope is None:
             return None
-        own = teacher.found["seconds"]
-        times = max(1.0, 60 * self.minutes * self.shares["teacher"] / max(own, 1e-9))
-        expected = teacher.error + min(slope, 0.0) * math.log(times)
-        if expected <= counted:
+        to_learn = max(-slope, 0.0) / _BENDS
+        own = max(teacher.found["seconds"], 1e-9)
+        times = max(1.0, 60 * self.minutes * self.shares["teacher"] / own)
+        left_to_first = self._left_by_first_student()
+        asked = counted - _BEYOND - left_to_first  # of a teacher
+        expected = teacher.error - to_learn * (1 - times**-_BENDS)
+        if expected <= asked:
             return None
         minutes = None
-        if slope < 0:
-            needed = own * math.exp(min((teacher.error - counted) / -slope, 50.0))
+        share_left = 1 - (teacher.error - asked) / to_learn if to_learn else 0.0  # = (s / t)^b
+        if share_left > 0:
+            needed = own * max(share_left, _TINY) ** (-1 / _BENDS)
             minutes = needed / self.shares["teacher"] / 60
         return CountingWins(
             method=self.counted.method,
@@ -437,8 +454,17 @@ class Search:
             seconds=self.counted.seconds,
             of_teacher=f"{words_of(teacher.found['learner'])}: {teacher.figure}",
             spent=self.trials.spent,
+            behind=expected + left_to_first - counted,
             minutes=minutes,
         )
+
+    def _left_by_first_student(self) -> float:
+        """By how many nats the student of the first answer is behind its teacher."""
+        answer = next((trial for trial in self.trials.made if "first_steps" in trial.found), None)
+        if answer is None:
+            return 0.0
+        teacher = next(trial for trial in self.trials.made if "slope" in trial.found)
+        return max(0.0, answer.error - teacher.error)
 
     def too_late(self) -> NoTimeLeft | None:
         """Why the search should stop after its first answer: by what that took, the shortest way to

@@ -167,7 +167,8 @@ class CountingWins:
         seconds: that counting took.
         of_teacher: the best network of the search, and what it has.
         spent: seconds of the search.
-        minutes: for which the learning curve of that network asks; None if it learns no more.
+        behind: nats a token by which its students are expected to be behind counting.
+        minutes: that students need to be ahead, by its learning curve; None if they never are.
     """
 
     method: str
@@ -175,19 +176,23 @@ class CountingWins:
     seconds: float
     of_teacher: str
     spent: float
+    behind: float
     minutes: float | None
 
     def __str__(self) -> str:
+        worse = math.expm1(self.behind)
+        students = "as good as counting" if worse < _LEVEL else f"{worse:.0%} worse than counting"
         if self.minutes is None:
-            asks = "It learns no more, so longer trials would not help."
+            asks = "More minutes would not help."
         elif self.minutes > _LONG:
-            asks = "By its learning curve, it would need more than a day."
+            asks = "They would need more than a day to be ahead."
         else:
-            asks = f"By its learning curve, --minutes {_up(self.minutes)} would be enough."
+            asks = f"To be ahead, they need about --minutes {_up(self.minutes)}."
         return (
             f"Counting wins: {self.method} has {self.figure} on the validation part after"
             f" {self.seconds:.0f} s. The best network after {self.spent / 60:.1f} minutes is"
-            f" {self.of_teacher}. {asks}\n"
+            f" {self.of_teacher}. By its learning curve, students of it will be {students} in the"
+            f" minutes that are given. {asks}\n"
             "Take the counted model: farzi count DATA --output_dir OUT. To continue anyway:"
             " --go_on."
         )
@@ -220,6 +225,8 @@ class NoTimeLeft:
         )
 
 
+_LEVEL = 0.01
+"""Of the perplexity."""
 _LONG = 24 * 60
 """Minutes of a day."""
 

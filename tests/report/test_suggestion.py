@@ -938,20 +938,24 @@ def test_a_stage_has_its_share_and_less_where_the_search_is_late(text, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("behind", "slope", "stopped", "wins"),
+    ("behind", "slope", "stopped", "left", "wins"),
     [
-        (-0.1, -0.1, False, False),  # it is ahead already
-        (0.5, -0.1, False, True),  # it would need e⁵ times the steps
-        (0.1, -0.2, False, False),  # its share of the time is enough
-        (0.1, -0.2, True, True),  # it learns no more
-        (0.5, None, False, False),  # too short a curve tells nothing
+        (-0.1, -0.1, False, 0.0, False),  # it is ahead already
+        (0.5, -0.1, False, 0.0, True),  # no time is enough
+        (0.3, -0.2, False, 0.0, True),  # longer than its share
+        (0.1, -0.2, False, 0.0, False),  # its share of the time is enough
+        (0.1, -0.2, False, 0.2, True),  # its students will be behind
+        (0.1, -0.2, True, 0.0, True),  # it learns no more
+        (0.5, None, False, 0.0, False),  # too short a curve tells nothing
     ],
 )
-def test_a_search_stops_where_counting_will_win(behind, slope, stopped, wins, text, tmp_path):
+def test_a_search_stops_where_counting_will_win(behind, slope, stopped, left, wins, text, tmp_path):
     found = search(text, tmp_path)
     counted = text[1].nats(found.counted.statistics)
     facts = {"learner": GPT2, "stopped": stopped, "slope": slope, "seconds": 6.0}
     teacher = Trial("teacher", counted + behind, figure="perplexity 9", found=facts)
+    first = Trial("first answer", counted + behind + left, found={"first_steps": 100})
+    found.trials.made.extend([teacher, first])
     said = found.counting_wins(teacher)
     assert (said is not None) == wins
     if not wins:
@@ -960,10 +964,17 @@ def test_a_search_stops_where_counting_will_win(behind, slope, stopped, wins, te
     assert found.counted_figure in str(said)
     assert "perplexity 9" in str(said)
     assert "farzi count DATA" in str(said)
-    assert ("learns no more" in str(said)) == stopped
-    if not stopped:  # 6 s · e⁵ for the teacher alone
-        assert said.minutes == pytest.approx(6 * np.exp(5) / 0.44 / 60, rel=0.01)
-        assert "--minutes 35 would be enough" in str(said)
+    times = 60 * 0.44 / 6  # of the seconds, for this teacher
+    to_learn = 0.0 if stopped else -slope / 0.25
+    assert said.behind == pytest.approx(behind + left - to_learn * (1 - times**-0.25))
+    is_enough = to_learn > behind + left + 0.02
+    assert (said.minutes is None) == (not is_enough)
+    if is_enough:
+        share = 1 - (behind + left + 0.02) / to_learn
+        assert said.minutes == pytest.approx(6 * share**-4 / 0.44 / 60)
+        assert "--minutes 5" in str(said)
+    else:
+        assert "More minutes would not help" in str(said)
 
 
 def test_a_search_that_counting_wins_leaves_no_choice(text, tmp_path, monkeypatch):
