@@ -168,11 +168,16 @@ class SearchTrials:
         return max(0.0, 60 * self.minutes - self.spent)
 
     @property
+    def first_student(self) -> Trial | None:
+        """The trial of the first answer; None before there is one."""
+        return next((trial for trial in self.made if "first_steps" in trial.found), None)
+
+    @property
     def pace(self) -> tuple[float, float]:
         """Seconds of a step of a student, and of measuring it, by the first answer and by how much
         slower the machine has become; 0 before there is one.
         """
-        first = next((trial for trial in self.made if "first_steps" in trial.found), None)
+        first = self.first_student
         if first is None:
             return 0.0, 0.0
         each = first.training_seconds / first.found["first_steps"]

@@ -460,7 +460,7 @@ class Search:
 
     def _left_by_first_student(self) -> float:
         """By how many nats the student of the first answer is behind its teacher."""
-        answer = next((trial for trial in self.trials.made if "first_steps" in trial.found), None)
+        answer = self.trials.first_student
         if answer is None:
             return 0.0
         teacher = next(trial for trial in self.trials.made if "slope" in trial.found)
