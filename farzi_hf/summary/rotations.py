@@ -10,12 +10,15 @@ places of
 They begin with the teacher's products of queries and keys, the strongest directions in the
 coordinates that rotate slowest or not at all. Learnt positions are gone, but their mean belongs to
 the embeddings, and an entry that begins all rows has the first position as it is.
+
+However small a gradient is, Adam takes steps of like size, and so leaves what was right already. A
+group of heads whose divergence has not become less keeps what it began with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -224,11 +227,9 @@ def _fitted(
     roots = variances.clamp_min(_SMALLEST * variances.mean()).sqrt()
     root = directions * roots @ directions.T
     inverse = directions / roots @ directions.T
-    read = (read @ inverse).float()[:, None]
-    wanted = [x.float() for x in wanted]
+    rows = max(1, _POSITIONS_OF_A_STEP // read.shape[1])
     weights = [(root @ x).float() for x in (queries, keys)]
-    count = len(queries)
-    rows = max(1, _POSITIONS_OF_A_STEP // read.shape[2])
+    patterns = _Patterns(rotation, (read @ inverse).float(), [x.float() for x in wanted], share)
     with torch.enable_grad():
         for weight in weights:
             weight.requires_grad_()
@@ -236,18 +237,58 @@ def _fitted(
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _share_of_rate)
         for step in range(_STEPS):
             first = step * rows % len(read)
-            part = slice(first, first + rows)
-            of_queries, of_keys = (rotation.rotated(read[part] @ weight) for weight in weights)
-            of_keys = of_keys.repeat_interleave(share, 1)[:, :count]
-            theirs = _log_patterns(*(x[part] for x in wanted)).exp()
-            ours = _log_patterns(of_queries, of_keys)
-            losses = -(theirs * ours).sum(-1)  # KL but for the teacher's own entropy
             optimizer.zero_grad()
-            losses.mean((0, 2)).sum().backward()
+            patterns.of(slice(first, first + rows)).divergences(*weights).sum().backward()
             optimizer.step()
             scheduler.step()
-    of_queries, of_keys = (inverse @ weight.detach().double() for weight in weights)
-    return of_queries, of_keys
+    fitted = [inverse @ weight.detach().double() for weight in weights]
+    some = _Patterns(rotation, read, wanted, share).of(slice(rows))
+    divergences = [some.divergences(*each) for each in (fitted, (queries, keys))]
+    after, before = (_sums_of_groups(each, share) for each in divergences)
+    is_nearer = after < before
+    of_heads = is_nearer.repeat_interleave(share)[: len(queries)]
+    return (
+        torch.where(of_heads[:, None, None], fitted[0], queries),
+        torch.where(is_nearer[:, None, None], fitted[1], keys),
+    )
+
+
+@dataclass(frozen=True)
+class _Patterns:
+    """Those of a teacher's layer at the places of some rows, and what a student's heads read there.
+
+    Attributes:
+        rotation: of queries and keys.
+        read: (n, L, w).
+        wanted: the teacher's queries and keys, (n, h, L, …) each.
+        share: heads of queries for each head of keys.
+    """
+
+    rotation: Rotation
+    read: Tensor
+    wanted: Sequence[Tensor]
+    share: int
+
+    def of(self, rows: slice) -> _Patterns:
+        """Those of a part of the rows."""
+        wanted = [x[rows] for x in self.wanted]
+        return replace(self, read=self.read[rows], wanted=wanted)
+
+    def divergences(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """(h,): the mean over places of KL(theirs ‖ ours), in nats, for weights of queries
+        (h, w, d) and keys (g, w, d).
+        """
+        read = self.read[:, None]
+        of_queries, of_keys = (self.rotation.rotated(read @ weight) for weight in (queries, keys))
+        of_keys = of_keys.repeat_interleave(self.share, 1)[:, : len(queries)]
+        theirs = _log_patterns(*self.wanted)
+        ours = _log_patterns(of_queries, of_keys)
+        return (theirs.exp() * (theirs - ours)).sum(-1).mean((0, 2))
+
+
+def _sums_of_groups(x: Tensor, share: int) -> Tensor:
+    """(g,): the sums of numbers (h,) over the heads that share keys."""
+    return torch.stack([part.sum() for part in x.split(share)])
 
 
 def _share_of_rate(step: int) -> float:

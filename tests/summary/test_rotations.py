@@ -174,8 +174,8 @@ def test_norms_biases_and_values_of_a_llama_are_exact(kind, changes):
     sums = y.sum(-1)
     torch.testing.assert_close(sums, sums[:1, :1].expand_as(sums))
     y = y - y.mean(-1, keepdim=True)
-    # An isometry keeps all products; the two models' norms have another ε.
-    close = {"rtol": 1e-4, "atol": 1e-3}
+    # An isometry keeps all products; the norms have another ε, least squares a ridge.
+    close = {"rtol": 1e-5, "atol": 1e-5}
     x, y = x.flatten(0, 1), y.flatten(0, 1)
     torch.testing.assert_close(y @ y.T, x @ x.T, **close)
 
