@@ -3,12 +3,14 @@ a new model of any kind and width.
 
 Most steps of a student that starts at random are spent on its tables: what an entry means when it
 is read (the input embedding) and when it is predicted (the head). A summary that carries its
-teacher holds both. A model of another kind reads them as its own after four corrections:
+teacher holds both. A model of another kind reads them as its own after five corrections:
 
 - what the teacher multiplies an embedding by, inside the module or behind it, belongs to the table;
 - the gain γ and the shift β of the teacher's last norm belong to the head: logits W (γ ∘ x̂ + β) + b
   are (W γ) x̂ + (W β + b), and a new model's own norm has gain 1;
 - what either model multiplies logits by belongs to the head;
+- states of a recurrent student lie between −1 and 1, and those of a teacher behind its norm are
+  larger, so its head becomes larger;
 - another width needs a map, the same for both tables, because one model's states meet both.
 
 Known as GUIDE (arXiv 2510.06502) and weight subcloning (arXiv 2312.09299), for models of one
@@ -46,6 +48,8 @@ from farzi_hf.summary.teacher import no_padding, parameter_names, whole
 
 _SMALL = 1e-3  # by which a head is scaled, so that a cap of its logits does not show
 _TRIED = 4  # ids that a model reads when it is looked at
+_HUGE = 1e4  # by which embeddings are multiplied, to see whether states grow with them
+_DEVIATIONS = 3  # of a normal distribution, within which nearly all of it lies
 _WITH_ALL_OF_IT = 0.25  # of the rate, where a student has all that the teacher's layers do
 _POSITIONS = re.compile(r"(?:^|\.)(?:wpe|embed_positions|position_embeddings?|positions)\.weight$")
 
@@ -106,15 +110,18 @@ def start_values(
     """The values of the parameters that `start` sets, by name, of the model's types and devices."""
     check_student(model, vocabulary_size(teacher))
     with seeded():  # a new model has dropout, and the caller's random numbers stay as they are
-        tables = tables_of(teacher)
+        theirs = _Look(teacher)
         student = _Look(model)
-    maps = maps_between(tables, student.widths, student.head_name == student.embedding_name)
+        larger = _head_for(theirs, student)
+    tables = theirs.tables
+    maps = maps_between(tables, student.widths, student.is_tied)
     values = {student.embedding_name: maps.inputs(tables.inputs) / student.input_scale}
     if student.head_name is not None and tables.head is not None:
-        is_tied = student.head_name == student.embedding_name
-        if not is_tied:
+        if student.is_tied:
+            values[student.embedding_name] *= larger
+        else:
             weight = maps.head(tables.head) / student.output_scale
-            values[student.head_name] = weight / student.own_gain
+            values[student.head_name] = larger * weight / student.own_gain
         if student.bias_name is not None and tables.bias is not None:
             values[student.bias_name] = tables.bias / student.output_scale
     if student.positions is not None and tables.positions is not None:
@@ -133,6 +140,23 @@ def start_values(
                 f"the carried teacher makes numbers for {name} that are not finite; begin at random"
             )
     return values
+
+
+def _head_for(teacher: _Look, student: _Look) -> float:
+    """By what the student's head is multiplied, because its states cannot be as large as the
+    teacher's, whose products with the head are the logits; 1 where they can be, and where the
+    student's head is not the teacher's.
+    """
+    has_its_head = not student.is_tied or teacher.is_tied
+    if student.head_name is None or teacher.head_name is None or not has_its_head:
+        return 1.0
+    bound = student.bound
+    if bound is None:
+        return 1.0
+    wanted = _DEVIATIONS * teacher.size(with_gain=student.is_tied)
+    if teacher.bound is not None:
+        wanted = min(wanted, teacher.bound)
+    return max(1.0, wanted / bound)
 
 
 def _layers(
@@ -182,25 +206,7 @@ def _first_position(name: str) -> int:
 @torch.no_grad()
 def tables_of(model: PreTrainedModel) -> Tables:
     """What a trained model knows of the vocabulary's entries, as float32 on the CPU."""
-    look = _Look(model)
-    inputs = look.read_all().float().cpu() * look.behind_embedding
-    head = None
-    bias = None
-    if look.head_name is not None:
-        module = model.get_output_embeddings()
-        weight = module.weight.detach().float().cpu() * look.output_scale
-        gain, shift = look.last_norm()
-        head = weight * gain
-        bias = weight @ shift
-        if getattr(module, "bias", None) is not None:
-            bias = bias + module.bias.detach().float().cpu() * look.output_scale
-        if not bias.any():
-            bias = None
-    positions = look.positions
-    if positions is not None:
-        name, table = positions
-        positions = (name, table.detach().float().cpu() * look.behind_embedding)
-    return Tables(inputs, head, bias, positions)
+    return _Look(model).tables
 
 
 class _Look:
@@ -235,6 +241,50 @@ class _Look:
         self.behind_embedding = self._behind_embedding()
         self.input_scale = self._in_embedding(ids) * self.behind_embedding
         self.output_scale = 1.0 if self.head_name is None else self._behind_head()
+
+    @property
+    def tables(self) -> Tables:
+        """As float32 on the CPU."""
+        inputs = self.read_all().float().cpu() * self.behind_embedding
+        head = None
+        bias = None
+        if self.head_name is not None:
+            module = self.model.get_output_embeddings()
+            weight = module.weight.detach().float().cpu() * self.output_scale
+            gain, shift = self.last_norm()
+            head = weight * gain
+            bias = weight @ shift
+            if getattr(module, "bias", None) is not None:
+                bias = bias + module.bias.detach().float().cpu() * self.output_scale
+            if not bias.any():
+                bias = None
+        positions = self.positions
+        if positions is not None:
+            name, table = positions
+            positions = (name, table.detach().float().cpu() * self.behind_embedding)
+        return Tables(inputs, head, bias, positions)
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the head is the input embedding."""
+        return self.head_name == self.embedding_name
+
+    @property
+    def bound(self) -> float | None:
+        """The largest number that a coordinate of the states can be, which the head reads; None
+        where there is no such bound, and behind a norm.
+        """
+        return None if self._run.last_norm is not None else self._run.bound()
+
+    def size(self, with_gain: bool) -> float:
+        """The root mean square of the states that the head reads; without gain and shift of the
+        last norm, or with them.
+        """
+        states = self._run.states.float().cpu()
+        if not with_gain:
+            gain, shift = self.last_norm()
+            states = (states - shift) / gain.where(gain != 0, 1.0)
+        return float(states.square().mean().sqrt())
 
     @property
     def widths(self) -> tuple[int, int | None]:
@@ -302,6 +352,7 @@ class _Run:
         embedded: what the embedding has returned.
         first: what the first module after it has got; None where that is not a product of it.
         last_norm: the norm whose output the head has read; None without one.
+        states: what the head has read.
     """
 
     def __init__(self, model: PreTrainedModel, ids: Tensor) -> None:
@@ -312,7 +363,7 @@ class _Run:
         self.last_norm: nn.Module | None = None
         self._norm_input: Tensor | None = None
         self._norms: list[tuple[nn.Module, Tensor, Tensor]] = []
-        self._states: Tensor | None = None
+        self.states: Tensor | None = None
         embedding = model.get_input_embeddings()
         head = model.get_output_embeddings()
         hooks = [embedding.register_forward_hook(self._at_embedding)]
@@ -328,7 +379,7 @@ class _Run:
             for hook in hooks:
                 hook.remove()
         for module, given, returned in reversed(self._norms):
-            if self._states is not None and torch.equal(returned, self._states):
+            if self.states is not None and torch.equal(returned, self.states):
                 self.last_norm = module
                 self._norm_input = given
                 break
@@ -338,7 +389,7 @@ class _Run:
             self.embedded = output.detach()
 
     def _at_head(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        self._states = args[0].detach()
+        self.states = args[0].detach()
 
     def _before(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         """Notes what the first module after the embedding gets, if it is a multiple of it."""
@@ -354,6 +405,32 @@ class _Run:
         is_norm = "norm" in type(module).__name__.lower()
         if is_norm and isinstance(weight, Tensor) and weight.dim() == 1 and args:
             self._norms.append((module, args[0].detach(), output.detach()))
+
+    def bound(self) -> float | None:
+        """The largest coordinate of states if embeddings are huge; None if states grow with them."""
+        noted: list[Tensor] = []
+
+        def multiply(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            return output * _HUGE
+
+        def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            noted.append(args[0].detach())
+
+        embedding = self._model.get_input_embeddings()
+        head = self._model.get_output_embeddings()
+        hooks = [
+            embedding.register_forward_hook(multiply),
+            head.register_forward_pre_hook(note),
+        ]
+        try:
+            self._model(**whole(self._model, self._ids))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        largest = float(noted[0].abs().max())
+        usual = float(self.states.abs().max())
+        has_grown = not largest <= usual * _HUGE**0.5  # also where it is not a number
+        return None if has_grown or largest == 0 else largest
 
     def gain_of_zero(self, norm: nn.Module) -> float:
         """The gain of a norm whose weight is 0: 1 where gains are 1 + weight, as Gemma's are."""
