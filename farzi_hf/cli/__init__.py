@@ -9,6 +9,7 @@ docs/help_screens.py` writes it anew. That of data of one's own is `front_door.t
 """
 
 import json
+import os
 import signal
 import sys
 import time
@@ -49,6 +50,8 @@ _COLUMN_OF_FRONT = 30
 `--help_all`.
 """
 _FIRST_OF_USAGE = "usage: "
+_SECONDS_OF_A_LINE = "10"
+"""Between the lines of a progress bar that goes into a file or a pipe."""
 SCREENS = Path(__file__).with_name("help.json")
 
 _USAGE = """usage: farzi COMMAND …
@@ -112,6 +115,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             screen = json.loads(SCREENS.read_text(encoding="utf-8"))[name]
         print(wrapped(screen, _COLUMN_OF_FRONT if name in FRONT else _COLUMN_OF_ARGPARSE))
         return
+
+    if not sys.stderr.isatty():
+        # A file keeps every line of a progress bar. This is read when tqdm is imported.
+        os.environ.setdefault("TQDM_MININTERVAL", _SECONDS_OF_A_LINE)
 
     # Imports take seconds, which count among the minutes of a search.
     more = {"began": began} if name in FRONT else {}

@@ -49,6 +49,7 @@ from farzi_hf.summary.teacher import no_padding, parameter_names, whole
 _SMALL = 1e-3  # by which a head is scaled, so that a cap of its logits does not show
 _TRIED = 4  # ids that a model reads when it is looked at
 _HUGE = 1e4  # by which embeddings are multiplied, to see whether states grow with them
+_NEARLY_ONE = 0.9  # what an LSTM's states, which grow step by step, reach within these ids
 _DEVIATIONS = 3  # of a normal distribution, within which nearly all of it lies
 _WITH_ALL_OF_IT = 0.25  # of the rate, where a student has all that the teacher's layers do
 _POSITIONS = re.compile(r"(?:^|\.)(?:wpe|embed_positions|position_embeddings?|positions)\.weight$")
@@ -150,13 +151,9 @@ def _head_for(teacher: _Look, student: _Look) -> float:
     has_its_head = not student.is_tied or teacher.is_tied
     if student.head_name is None or teacher.head_name is None or not has_its_head:
         return 1.0
-    bound = student.bound
-    if bound is None:
+    if not student.saturates or teacher.saturates:
         return 1.0
-    wanted = _DEVIATIONS * teacher.size(with_gain=student.is_tied)
-    if teacher.bound is not None:
-        wanted = min(wanted, teacher.bound)
-    return max(1.0, wanted / bound)
+    return max(1.0, _DEVIATIONS * teacher.size(with_gain=student.is_tied))
 
 
 def _layers(
@@ -270,11 +267,9 @@ class _Look:
         return self.head_name == self.embedding_name
 
     @property
-    def bound(self) -> float | None:
-        """The largest number that a coordinate of the states can be, which the head reads; None
-        where there is no such bound, and behind a norm.
-        """
-        return None if self._run.last_norm is not None else self._run.bound()
+    def saturates(self) -> bool:
+        """Whether the states that the head reads lie between −1 and 1."""
+        return self._run.last_norm is None and self._run.saturates()
 
     def size(self, with_gain: bool) -> float:
         """The root mean square of the states that the head reads; without gain and shift of the
@@ -406,8 +401,8 @@ class _Run:
         if is_norm and isinstance(weight, Tensor) and weight.dim() == 1 and args:
             self._norms.append((module, args[0].detach(), output.detach()))
 
-    def bound(self) -> float | None:
-        """The largest coordinate of states if embeddings are huge; None if states grow with them."""
+    def saturates(self) -> bool:
+        """Whether huge embeddings drive states to −1 or 1 and not beyond, as tanh does."""
         noted: list[Tensor] = []
 
         def multiply(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -427,10 +422,7 @@ class _Run:
         finally:
             for hook in hooks:
                 hook.remove()
-        largest = float(noted[0].abs().max())
-        usual = float(self.states.abs().max())
-        has_grown = not largest <= usual * _HUGE**0.5  # also where it is not a number
-        return None if has_grown or largest == 0 else largest
+        return _NEARLY_ONE <= float(noted[0].abs().max()) <= 1.001  # rounding
 
     def gain_of_zero(self, norm: nn.Module) -> float:
         """The gain of a norm whose weight is 0: 1 where gains are 1 + weight, as Gemma's are."""

@@ -393,6 +393,25 @@ def test_examples_are_found_and_help_is_light():
     assert shown.endswith(program)
 
 
+@pytest.mark.parametrize(("given", "seconds"), [({}, 10), ({"TQDM_MININTERVAL": "3"}, 3)])
+def test_progress_bars_write_few_lines_into_a_file(given, seconds, monkeypatch):
+    code = (
+        "from types import SimpleNamespace; from farzi_hf import cli; find = cli.import_module;"
+        "shown = lambda rest: print(find('tqdm.auto').tqdm(range(0)).mininterval);"
+        "cli.import_module = lambda name: SimpleNamespace(command=shown) if name.endswith('show')"
+        " else find(name); cli.main(['show'])"
+    )
+    monkeypatch.delenv("TQDM_MININTERVAL", raising=False)
+    program = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **given},
+    )
+    assert float(program.stdout) == seconds
+
+
 @pytest.mark.parametrize(
     "path",
     sorted((Path(__file__).parents[2] / "model_cards").glob("*/recipe.yaml")),
