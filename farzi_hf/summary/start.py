@@ -24,7 +24,8 @@ teacher is a GPT-2; see `farzi_hf.summary.rotary_layers` and `farzi_hf.summary.n
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -110,11 +111,12 @@ def start_values(
 ) -> dict[str, Tensor]:
     """The values of the parameters that `start` sets, by name, of the model's types and devices."""
     check_student(model, vocabulary_size(teacher))
-    with seeded():  # a new model has dropout, and the caller's random numbers stay as they are
+    # The caller's random numbers stay as they are.
+    with seeded(), _without_dropout(teacher, model):
         theirs = _Look(teacher)
         student = _Look(model)
+        tables = theirs.tables
         larger = _head_for(theirs, student)
-    tables = theirs.tables
     maps = maps_between(tables, student.widths, student.is_tied)
     values = {student.embedding_name: maps.inputs(tables.inputs) / student.input_scale}
     if student.head_name is not None and tables.head is not None:
@@ -141,6 +143,22 @@ def start_values(
                 f"the carried teacher makes numbers for {name} that are not finite; begin at random"
             )
     return values
+
+
+@contextmanager
+def _without_dropout(*models: PreTrainedModel) -> Iterator[None]:
+    """Inside, the models are in evaluation mode; afterwards each module is in the mode in which it
+    was.
+    """
+    modules = [module for model in models for module in model.modules()]
+    modes = [module.training for module in modules]
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
 
 
 def _head_for(teacher: _Look, student: _Look) -> float:

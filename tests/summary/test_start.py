@@ -121,6 +121,19 @@ def test_a_head_is_larger_where_states_are_bounded():
 
 
 @torch.no_grad()
+def test_dropout_of_a_new_model_hides_nothing():
+    """A new model is in training mode, and stays so; dropout would enlarge the states."""
+    teacher = model_of("fmlp", tie_word_embeddings=True)
+    student = model_of("gru4rec", tie_word_embeddings=True, dropout=0.5).train()
+    student.embedding.eval()
+    start(teacher, student)
+    assert student.encoder.training
+    assert not student.embedding.training
+    table = teacher.get_input_embeddings().weight
+    assert float(student.get_input_embeddings().weight.norm() / table.norm()) > 2
+
+
+@torch.no_grad()
 def test_an_embedding_is_not_larger_where_the_head_is_not_the_teachers():
     """Of a student whose head is its embedding, while the teacher has another one."""
     teacher = model_of("fmlp", tie_word_embeddings=False)
