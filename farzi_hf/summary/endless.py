@@ -153,7 +153,8 @@ class WrittenRows(EndlessRows):
     def _written(self, numbers: Sequence[int], count: int, length: int) -> Tensor:
         """The first rows of each of these blocks, (count of all of them, length)."""
         model = self._teacher
-        impossible = ~(self.frequencies > 0).to(model.device)
+        allowed = torch.zeros_like(self.frequencies, dtype=torch.float)
+        allowed = allowed.masked_fill(~(self.frequencies > 0), -torch.inf).to(model.device)
         generators = [
             torch.Generator().manual_seed(derive(self.seed, Purpose.WRITTEN_ROWS, i))
             for i in numbers
@@ -181,7 +182,7 @@ class WrittenRows(EndlessRows):
             # By the names that are there: transformers warns of the old one where it is asked for.
             past = {name: x for name, x in output.items() if name in _PAST}
             logits = output.logits[:, -1].float()
-            p = logits.masked_fill(impossible, -torch.inf).softmax(-1)
+            p = (logits + allowed).softmax(-1)
             finite &= p[:, 0].isfinite().all()  # a single NaN makes all of its row NaN
             uniform = torch.cat(
                 [1 - torch.rand(_BLOCK, 1, generator=g)[:count] for g in generators]
@@ -215,18 +216,22 @@ def _drawn(p: Tensor, uniform: Tensor) -> Tensor:
     """
     if not values_are_free(p):
         p = (p * 2**30).long()  # whole numbers add up to the same on a GPU, in any order
-    parts = F.pad(p, (0, -p.shape[1] % _PART)).unflatten(1, (-1, _PART))
-    sums = parts.sum(-1).cumsum(-1)
+    entries = p.shape[1]
+    full = entries // _PART
+    parts = p[:, : full * _PART].unflatten(1, (full, _PART)).sum(-1)
+    rest = p[:, full * _PART :].sum(-1, keepdim=True)
+    sums = torch.cat([parts, rest], dim=1).cumsum(-1)
     wanted = uniform * sums[:, -1:]
     if not p.is_floating_point():
         wanted = wanted.ceil().long().minimum(sums[:, -1:])
     part = torch.searchsorted(sums, wanted).clamp(max=sums.shape[1] - 1)  # NaN is beyond all sums
-    entries = parts.take_along_dim(part[..., None], 1)[:, 0]
-    within = entries.cumsum(-1)
+    places = part * _PART + torch.arange(_PART, device=p.device)
+    of_part = p.gather(1, places.clamp(max=entries - 1)).masked_fill(places >= entries, 0)
+    within = of_part.cumsum(-1)
     before = F.pad(sums, (1, 0)).gather(1, part)
     # Two sums of the same entries may be rounded otherwise.
-    rest = (wanted - before).minimum(within[:, -1:])
-    return part * _PART + torch.searchsorted(within, rest)
+    left = (wanted - before).minimum(within[:, -1:])
+    return part * _PART + torch.searchsorted(within, left)
 
 
 class RowsDataset(torch.utils.data.IterableDataset):

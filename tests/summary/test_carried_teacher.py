@@ -34,7 +34,7 @@ from farzi_hf.data import SequenceCollator
 from farzi_hf.distillation.learner_model import readable_positions
 from farzi_hf.models import RNNConfig, RNNForCausalLM
 from farzi_hf.summary import FarziData, attach_soft_inputs, soft_cross_entropy
-from farzi_hf.summary.endless import WrittenRows
+from farzi_hf.summary.endless import WrittenRows, _drawn
 from farzi_hf.summary.store.tensor_file import STORAGES, TEACHER
 from farzi_hf.summary.teacher import LinearHead, factors_of_rank, rounded, teacher_model
 
@@ -787,3 +787,19 @@ def test_a_teacher_that_sees_the_future_is_refused():
             ValueError, match=r"^teacher sees the future, so its labels .*BERT: is_dec"
         ):
             FarziData.from_teacher(teacher, sequence_length=5)
+
+
+@pytest.mark.parametrize("entries", [5, 128, 256, 300])
+def test_an_entry_is_drawn_by_the_sums_of_all_before_it(entries):
+    """Fewer entries than a part has, whole parts, and a part that is not full."""
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(50, entries, generator=generator, dtype=torch.double)
+    p[:, ::3] = 0
+    p = p / p.sum(1, keepdim=True)
+    uniform = 1 - torch.rand(50, 1, generator=generator, dtype=torch.double)
+    uniform[0] = 1
+    drawn = _drawn(p, uniform)
+    sums = p.cumsum(1)
+    expected = torch.searchsorted(sums, uniform.minimum(sums[:, -1:]))
+    assert torch.equal(drawn, expected)
+    assert (p.gather(1, drawn) > 0).all()
