@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from farzi_hf.data.seeds import seeded
@@ -386,16 +387,20 @@ class _Run:
             if module not in (embedding, head, model):
                 hooks.append(module.register_forward_hook(self._behind, with_kwargs=True))
                 hooks.append(module.register_forward_pre_hook(self._before, with_kwargs=True))
-        try:
-            model(**whole(model, ids))
-        finally:
-            for hook in hooks:
-                hook.remove()
+        self._read(hooks)
         for module, given, returned in reversed(self._norms):
             if self.states is not None and torch.equal(returned, self.states):
                 self.last_norm = module
                 self._norm_input = given
                 break
+
+    def _read(self, hooks: Iterable[RemovableHandle]) -> Any:
+        """What the model returns for the ids. The hooks are removed afterwards."""
+        try:
+            return self._model(**whole(self._model, self._ids))
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _at_embedding(self, module: nn.Module, args: Any, output: Tensor) -> None:
         if self.embedded is None:
@@ -422,24 +427,13 @@ class _Run:
     def saturates(self) -> bool:
         """Whether huge embeddings drive states to −1 or 1 and not beyond, as tanh does."""
         noted: list[Tensor] = []
-
-        def multiply(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-            return output * _HUGE
-
-        def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            noted.append(args[0].detach())
-
         embedding = self._model.get_input_embeddings()
         head = self._model.get_output_embeddings()
         hooks = [
-            embedding.register_forward_hook(multiply),
-            head.register_forward_pre_hook(note),
+            embedding.register_forward_hook(lambda module, args, output: output * _HUGE),
+            head.register_forward_pre_hook(lambda module, args: noted.append(args[0])),
         ]
-        try:
-            self._model(**whole(self._model, self._ids))
-        finally:
-            for hook in hooks:
-                hook.remove()
+        self._read(hooks)
         return _NEARLY_ONE <= float(noted[0].abs().max()) <= 1.001  # rounding
 
     def gain_of_zero(self, norm: nn.Module) -> float:
@@ -462,12 +456,8 @@ class _Run:
             noted.append(small)
             return small
 
-        hook = head.register_forward_hook(note)
-        try:
-            logits = self._model(**whole(self._model, self._ids)).logits
-        finally:
-            hook.remove()
-        return logits, noted[-1]
+        output = self._read([head.register_forward_hook(note)])
+        return output.logits, noted[-1]
 
 
 def _multiple(x: Tensor, of: Tensor) -> float:

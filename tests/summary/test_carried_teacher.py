@@ -157,6 +157,21 @@ def test_writing_computes_the_logits_of_one_position_a_step(kind, monkeypatch):
     assert torch.equal(again, rows)
 
 
+@pytest.mark.parametrize("logit", [torch.inf, torch.nan])
+def test_what_a_teacher_says_of_an_id_that_is_never_written_does_not_matter(logit):
+    frequencies = torch.ones(V)
+    frequencies[5] = 0
+    farzi = carried("gpt2", inputs="written", frequencies=frequencies)
+    rows = farzi.endless(0).rows(0, 8)
+
+    def spoil(module, given, output):
+        output[..., 5] = logit
+
+    farzi.teacher.get_output_embeddings().register_forward_hook(spoil)
+    assert torch.equal(farzi.endless(0).rows(0, 8), rows)
+    assert not (rows == 5).any()
+
+
 def test_an_output_without_keys_and_values_is_not_asked_for_them(monkeypatch):
     """From transformers 5.24 on, each output answers to the old name, with a warning."""
 
