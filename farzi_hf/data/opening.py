@@ -98,7 +98,8 @@ def ending(path: Path) -> str:
 
 
 def utf8(path: Path) -> pa.NativeFile:
-    """The text of a file as bytes in UTF-8, whatever its encoding and packing are.
+    """The text of a file as bytes in UTF-8, whatever its encoding and packing are, without the byte
+    order marks at its start.
 
     Raises:
         UnusableFileError: here or while it is read: the file is not text.
@@ -115,7 +116,7 @@ def utf8(path: Path) -> pa.NativeFile:
 
 def opened(path: Path, **how: str) -> TextIO:
     """The text of `utf8`; `how` is as for `open`."""
-    return io.TextIOWrapper(utf8(path), "utf-8-sig", **how)
+    return io.TextIOWrapper(utf8(path), "utf-8", **how)
 
 
 def unpacked(path: Path) -> pa.NativeFile:
@@ -176,17 +177,31 @@ def _foreign(name_ends: str, head: bytes, encoding: str) -> Foreign | None:
 
 
 def _decoder(path: Path, encoding: str) -> Callable[[pa.Buffer], bytes]:
-    """What turns one part of a file after the other into UTF-8. The last part is empty."""
+    """What turns one part of a file after the other into UTF-8, without the byte order marks that
+    it begins with: programs that add one to a file that has one leave two. The last part is empty.
+    """
     decoder = codecs.getincrementaldecoder(encoding)()
+    has_begun = False
+    held = b""  # a part of a mark, as far as it was read
+
+    def without_marks(content: bytes, is_last: bool) -> bytes:
+        nonlocal has_begun, held
+        content = held + content
+        while content.startswith(codecs.BOM_UTF8):
+            content = content.removeprefix(codecs.BOM_UTF8)
+        has_begun = is_last or not codecs.BOM_UTF8.startswith(content)
+        held = b"" if has_begun else content
+        return content if has_begun else b""
 
     def decode(part: pa.Buffer) -> bytes:
         content = part.to_pybytes()
+        is_last = not content
         if encoding != "utf-8":  # else readers decode it, and some columns not at all
-            content = decoder.decode(content, final=not content).encode()
+            content = decoder.decode(content, final=is_last).encode()
         if 0 in content:
             raise UnusableFileError(
                 f"{path} is not text, because it holds NUL bytes: give a text file, in UTF-8 best"
             )
-        return content
+        return content if has_begun else without_marks(content, is_last)
 
     return decode

@@ -118,7 +118,7 @@ def _decoded(text: str) -> Iterator[Any]:
 
 def _csv_rows(path: Path, column: str | None) -> Iterator[dict[str, str]]:
     layout = layout_of(path)
-    with io.TextIOWrapper(layout.open(path), "utf-8-sig") as file:
+    with io.TextIOWrapper(layout.open(path), "utf-8") as file:
         for _ in range(layout.skipped):
             file.readline()
         parts = pandas.read_csv(

@@ -268,6 +268,7 @@ def test_own_json_lines(tmp_path, rows, changes):
 )
 @example(b"")
 @example(b"\xef\xbb\xbf")
+@example(b"\xef\xbb\xbf\xef\xbb\xbf\t007\t1\t2\n")
 def test_random_bytes_are_refused_by_name_or_read_as_python_reads_them(tmp_path, name, text):
     parses = {
         "u.data": parse_csv("\t", *RATINGS),
