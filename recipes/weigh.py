@@ -52,6 +52,7 @@ from farzi_hf.attribution.choosers import (
     CalibratedScores,
     Chooser,
     CrossEntropyDifference,
+    EqualWeights,
     GradientCosine,
     InfluenceOfOne,
     NGramImportance,
@@ -497,6 +498,11 @@ def choosers_of(args: Namespace, groups: Groups | None) -> list[Chooser]:
     steps = max(args.outer_steps)
     mixtures = [] if groups is None else mixtures_of(groups, steps)
     cheap = (NGramImportance(), CrossEntropyDifference(), GradientCosine())
+    learnt = [
+        OuterSteps(number, prior)
+        for prior in (None, BestOf(cheap), CalibratedScores(cheap))
+        for number in args.outer_steps
+    ]
     return [
         AllRows(),
         *mixtures,
@@ -505,9 +511,7 @@ def choosers_of(args: Namespace, groups: Groups | None) -> list[Chooser]:
         *shares_of_rows(cheap),
         InfluenceOfOne(),
         CalibratedScores(cheap),
-        *(OuterSteps(steps) for steps in args.outer_steps),
-        *(OuterSteps(steps, BestOf(cheap)) for steps in args.outer_steps),
-        *(OuterSteps(steps, CalibratedScores(cheap)) for steps in args.outer_steps),
+        *(each for way in learnt for each in (way, EqualWeights(way))),
     ]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -173,10 +172,10 @@ def choose(
             chosen = None if kept is None else kept.read(chooser)
             if chosen is not None:
                 bar.update(cost)
+                problem.note_choice(chosen.method, chosen.weights, chosen.seconds)
             else:
-                begin = time.perf_counter()
-                weights = chooser.weights(shown)
-                seconds = time.perf_counter() - begin
+                weights = shown.weights(chooser)
+                seconds = chooser.seconds(shown)
                 measured = losses(_told(measured_in, bar), weights, (dev, test), trainings)
                 chosen = Chosen(chooser.name, chooser.is_cheap, weights, *measured, seconds)
                 if kept is not None:

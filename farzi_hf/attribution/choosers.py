@@ -5,6 +5,7 @@ weights that are learnt through whole trainings.
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -67,6 +68,8 @@ class SelectionProblem:
     """(m, n), likewise."""
     _dev_losses: dict[str, float] = field(default_factory=dict, repr=False)
     """By the name of a way: the mean loss of models that were trained on what it chose."""
+    _choices: dict[str, tuple[Tensor, float]] = field(default_factory=dict, repr=False)
+    """By the name of a way: the shares of reading (n,) that it chose, and the seconds it took."""
 
     @property
     def steps(self) -> int:
@@ -99,6 +102,24 @@ class SelectionProblem:
             self._scores_of_targets[way.name] = way.scores_of_targets(self)
         return self._scores_of_targets[way.name]
 
+    def weights(self, way: Chooser) -> Tensor:
+        """(n,): the shares of reading that a way chooses. It is asked once."""
+        if way.name in self._choices:
+            self.counted(way.cost(self))
+        else:
+            begin = time.perf_counter()
+            weights = way.weights(self)
+            self.note_choice(way.name, weights, time.perf_counter() - begin)
+        return self._choices[way.name][0]
+
+    def seconds(self, way: str) -> float:
+        """How long the choice of the way of this name took."""
+        return self._choices[way][1]
+
+    def note_choice(self, way: str, weights: Tensor, seconds: float) -> None:
+        """Notes what the way of this name chose, (n,), and how long that took."""
+        self._choices[way] = (weights, seconds)
+
     def outer_steps(self, begin: Learnt, steps: int, name: str) -> Weighing:
         """The weights that a way of this name learns; its steps are kept."""
         folder = None if self.folder is None else self.folder / name.replace(", ", "-")
@@ -114,6 +135,7 @@ class SelectionProblem:
             _scores={},
             _scores_of_targets={},
             _dev_losses={},
+            _choices={},
         )
 
     def note_dev_losses(self, way: str, losses: Sequence[float]) -> None:
@@ -154,6 +176,10 @@ class Chooser(ABC):
     def cost(self, problem: SelectionProblem) -> int:
         """What it costs, in gradients of a step; 0 where nothing is trained."""
         return 0
+
+    def seconds(self, problem: SelectionProblem) -> float:
+        """What its choice took, which the problem has asked for before."""
+        return problem.seconds(self.name)
 
 
 class AllRows(Chooser):
@@ -511,6 +537,42 @@ class OuterSteps(Chooser):
             begin = graded(problem.scores(self.prior), round(self.room * problem.keep))
         state = problem.outer_steps(RowWeights(begin), self.steps, self.name)
         return highest_weights(state.learnt.weights(), state.evidence, problem.keep)
+
+
+@dataclass(frozen=True)
+class EqualWeights(Chooser):
+    """The rows that another way has chosen, each read as often as any other.
+
+    A learnt weight tells how sure outer steps are that a row helps. Whether a row that helps is
+    worth more reading than another one differs from pool to pool (docs/weigh.md), so both are tried.
+
+    Args:
+        way: whose rows; it is not asked again.
+    """
+
+    way: Chooser
+
+    @property
+    def name(self) -> str:
+        return f"{self.way.name}, equal weights"
+
+    @property
+    def is_cheap(self) -> bool:
+        return self.way.is_cheap
+
+    @property
+    def identity(self) -> str:
+        return self.way.identity
+
+    def cost(self, problem: SelectionProblem) -> int:
+        return self.way.cost(problem)
+
+    def seconds(self, problem: SelectionProblem) -> float:
+        return problem.seconds(self.way.name)
+
+    def weights(self, problem: SelectionProblem) -> Tensor:
+        weights = problem.weights(self.way)
+        return (weights > 0).to(weights)
 
 
 def graded(scores: Tensor, count: int) -> Tensor:

@@ -20,6 +20,7 @@ from farzi_hf.attribution.choosers import (
     CalibratedScores,
     Chooser,
     CrossEntropyDifference,
+    EqualWeights,
     GradientCosine,
     InfluenceOfOne,
     NGramImportance,
@@ -211,6 +212,7 @@ def _ways(outer_steps: int, groups: list[str] | None, *, cuts: bool) -> list[Cho
     cheap = (NGramImportance(), CrossEntropyDifference(), GradientCosine())
     if not cuts:
         return [AllRows(), *mixtures, *shares_of_rows(cheap), OuterSteps(outer_steps)]
+    learnt = (OuterSteps(outer_steps), OuterSteps(outer_steps, BestOf(cheap)))
     return [
         AllRows(),
         *mixtures,
@@ -218,8 +220,7 @@ def _ways(outer_steps: int, groups: list[str] | None, *, cuts: bool) -> list[Cho
         *cheap,
         InfluenceOfOne(),
         CalibratedScores(cheap),
-        OuterSteps(outer_steps),
-        OuterSteps(outer_steps, BestOf(cheap)),
+        *(each for way in learnt for each in (way, EqualWeights(way))),
     ]
 
 

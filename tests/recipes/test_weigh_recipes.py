@@ -40,7 +40,7 @@ def test_all_ways_are_compared_and_a_run_goes_on(tmp_path, capsys):
     assert len(shares) == 6
     assert {of[name]["rows"] for name in shares} == {"120"}
     assert {row["rows"] for name, row in of.items() if name not in ("all rows", *shares)} == {"30"}
-    assert len(rows) == 17
+    assert len(rows) == 20
     assert "The rows are those of" in printed
     assert "Smoothness(predicted=" in printed
     weigh.main(command)
