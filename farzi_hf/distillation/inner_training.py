@@ -46,6 +46,7 @@ class SyntheticTraining:
         warmup_steps: steps in which the rate rises first, from 0.
         student_start: how students begin.
         lowers_rate: whether students take only as much of the learning rate as their start wants.
+        source: of endless inputs, the rows that are read; None takes those of the seed.
     """
 
     optimizer: InnerOptimizer
@@ -58,6 +59,7 @@ class SyntheticTraining:
     warmup_steps: int = 0
     student_start: StudentStart = STUDENT_STARTS["random"]
     lowers_rate: bool = True
+    source: EndlessRows | None = None
 
     @classmethod
     def of(cls, inner: Mapping[str, Any] | None, forms: Forms, **how: Any) -> SyntheticTraining:
@@ -167,7 +169,7 @@ class SyntheticTraining:
                     " rows that are made for each step need their number, and are not compiled;"
                     " give synthetic_batch_size, and torch_compile=False"
                 )
-            return self.forms.endless(summary, seed)
+            return self.forms.endless(summary, seed) if self.source is None else self.source
         rows = minibatches(self.forms.count(summary), self.batch_size, steps, seed)
         if rows is None:
             return None
@@ -308,16 +310,17 @@ class Students:
         fresh = self.learner.initial_parameters(seed, self.device)
         start = self.training.student_start
         forms = self.farzi.forms
-        rows = forms.rows_of_start(self.farzi.tensors, seed)
+        training = replace(self.training, source=forms.endless(self.farzi.tensors, seed))
+        rows = forms.rows_of_start(self.farzi.tensors, seed, training.source)
         known = start.values(forms.labels.model, self.learner.model, rows)
         if not known or not self.learner.draws_weights:
-            return fresh, self.training
+            return fresh, training
         trained = {name: x for name, x in known.items() if not is_constant(fresh[name])}
         first = {**fresh, **{name: x.to(fresh[name]) for name, x in trained.items()}}
         if not self.training.lowers_rate:
-            return first, self.training
+            return first, training
         share = start.share_of_rate(forms.labels.model, self.learner.model, known)
-        return first, self.training.at_share_of_rate(share)
+        return first, training.at_share_of_rate(share)
 
     @torch.no_grad()
     def on_summary_each(self, count: int) -> Iterator[Parameters]:
@@ -362,7 +365,10 @@ class Students:
         all_rows = torch.arange(self.farzi.config.num_sequences, device=self.device).expand(
             self.steps, -1
         )
-        minibatches = [training._minibatches(tensors, self.steps, seed) for seed in seeds]
+        minibatches = [
+            each._minibatches(tensors, self.steps, seed)
+            for each, seed in zip(trainings, seeds, strict=True)
+        ]
         rows = [all_rows if each is None else each for each in minibatches]
 
         def loss(params: Parameters, inputs: tuple[Tensor, ...], step: int) -> Tensor:

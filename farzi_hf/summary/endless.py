@@ -72,6 +72,14 @@ class EndlessRows(ABC):
         start = first - blocks[0] * _BLOCK
         return torch.cat([self._made(number) for number in blocks])[start : start + count]
 
+    def whole_blocks(self, count: int) -> Tensor:
+        """The first rows, about `count` of them (n, ξ): as many blocks as that fills, or the first
+        `count` of block 0. A reader of the same rows need not wait for a block of which nearly
+        nothing was asked for.
+        """
+        whole = count - count % _BLOCK
+        return self.rows(0, whole or count)
+
     def _made(self, number: int) -> Tensor:
         """A block, which is kept."""
         if number not in self._blocks:

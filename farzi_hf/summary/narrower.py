@@ -95,14 +95,23 @@ def rows_to_read(teacher: GPT2LMHeadModel, rows: Rows) -> Tensor | None:
     positions = _positions(teacher)
     if positions < least:
         return None
+    ids = written(rows, positions)
+    return ids if ids.numel() >= least else None
+
+
+def written(rows: Rows, positions: int) -> Tensor:
+    """Rows of ids (n, L) of about so many positions.
+
+    Raises:
+        ValueError: the teacher cannot write them.
+    """
     try:
-        ids = rows(positions)
+        return rows(positions)
     except ValueError as error:
         raise ValueError(
             "the carried teacher predicts NaN or infinity after ids that it has written itself;"
             " begin at random"
         ) from error
-    return ids if ids.numel() >= least else None
 
 
 def _positions(teacher: GPT2LMHeadModel) -> int:

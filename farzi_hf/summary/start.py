@@ -36,6 +36,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from farzi_hf.data.seeds import seeded
+from farzi_hf.summary.fitted_states import Head, TeacherStates, fitted, is_worth_it
 from farzi_hf.summary.layers import (
     OF_A_LAYER,
     layers_at_another_width,
@@ -135,7 +136,11 @@ def start_values(
             count = min(len(table), len(positions))
             values[name] = table.detach().float().cpu().clone()
             values[name][:count] = maps.inputs(positions[:count]) / student.behind_embedding
-    values |= _layers(teacher, model, rows)
+    layers = _layers(teacher, model, rows)
+    values |= layers
+    if rows is not None and not layers:
+        with torch.inference_mode(False), torch.no_grad(), _without_dropout(teacher, model):
+            values |= _fitted(theirs, student, values, rows, larger > 1)
     parameters = dict(model.named_parameters())
     values = {name: value.to(parameters[name]) for name, value in values.items()}
     for name, value in values.items():
@@ -190,12 +195,63 @@ def _layers(
     return next(filter(None, found), {})
 
 
+def _fitted(
+    theirs: _Look, student: _Look, values: Mapping[str, Tensor], rows: Rows, is_bounded: bool
+) -> dict[str, Tensor]:
+    """What is fitted to the states of the teacher's own rows: the tables of a narrower student, and
+    all that is between the tables; {} where that would take long.
+
+    Args:
+        theirs: the teacher.
+        student: the new model.
+        values: of the parameters that are set already.
+        rows: as the teacher writes them.
+        is_bounded: whether the student's states are, and the teacher's are not.
+    """
+    has_heads = theirs.head_name is not None and student.head_name in values
+    has_its_head = not student.is_tied or theirs.is_tied
+    if not (has_heads and has_its_head and is_worth_it(student.model, values)):
+        return {}
+    states = TeacherStates(theirs.model, theirs.head(), rows)
+    tables = {}
+    if student.widths[1] < theirs.widths[1]:
+        tables = _narrower_tables(theirs, student, values, states, is_bounded)
+    values = {**values, **tables}
+    return tables | fitted(student.model, values, student.head(values), states)
+
+
+def _narrower_tables(
+    theirs: _Look,
+    student: _Look,
+    values: Mapping[str, Tensor],
+    states: TeacherStates,
+    is_bounded: bool,
+) -> dict[str, Tensor]:
+    """The head of a narrower student, by name, and what is in the same space."""
+    has_bias = student.bias_name is not None
+    to_student, shift = states.narrower_head(student.widths[1], has_bias)
+    own = theirs.head()
+    scale = _DEVIATIONS if is_bounded else 1.0
+    tables = {student.head_name: own.weight @ to_student * scale / student.output_scale}
+    if has_bias:
+        tables[student.bias_name] = (own.bias + own.weight @ shift) / student.output_scale
+    if student.is_tied and student.positions is not None and theirs.positions is not None:
+        name, _ = student.positions
+        _, positions = theirs.positions
+        if name in values:
+            count = min(len(values[name]), len(positions))
+            tables[name] = values[name].clone()
+            positions = positions[:count].detach().float().cpu() * theirs.behind_embedding
+            tables[name][:count] = positions @ to_student * scale / student.behind_embedding
+    return tables
+
+
 def share_of_rate(teacher: PreTrainedModel, model: PreTrainedModel, names: Iterable[str]) -> float:
     """What a student takes of the learning rate of students that begin at random or with tables
     alone, if these of its parameters were set.
 
-    A student that begins with layers and is as wide as its teacher does nearly what the teacher
-    does, before its first step. Steps of the whole rate lead it away from there. A narrower one has
+    A student that begins with layers, or with fitted ones, and is as wide as its teacher does nearly
+    what the teacher does, before its first step. Steps of the whole rate lead it away from there. A narrower one has
     more to learn (`recipes/LOG.md`, "Rates of students that begin with layers"), and so has one
     whose MLPs do not read what attention writes beside them.
 
@@ -205,7 +261,9 @@ def share_of_rate(teacher: PreTrainedModel, model: PreTrainedModel, names: Itera
         names: as `start` returns them.
     """
     widths = [each.get_input_embeddings().weight.shape[1] for each in (teacher, model)]
+    names = set(names)
     has_layers = any(OF_A_LAYER.search(name) for name in names)
+    has_layers |= all(name in names for name, _ in model.named_parameters())  # a GRU has no list
     is_parallel = getattr(model.config, "use_parallel_residual", False)
     has_all = has_layers and widths[1] >= widths[0] and not is_parallel
     return _WITH_ALL_OF_IT if has_all else 1.0
@@ -279,6 +337,18 @@ class _Look:
             name, table = positions
             positions = (name, table.detach().float().cpu() * self.behind_embedding)
         return Tables(inputs, head, bias, positions)
+
+    def head(self, values: Mapping[str, Tensor] | None = None) -> Head:
+        """What makes logits of what the head reads, as float32 on the CPU.
+
+        Args:
+            values: of parameters, by name, in place of the model's own.
+        """
+        of_all = {**dict(self.model.named_parameters()), **(values or {})}
+        weight = of_all[self.head_name].detach().float().cpu() * self.output_scale
+        if self.bias_name is None:
+            return Head(weight, torch.zeros(len(weight)))
+        return Head(weight, of_all[self.bias_name].detach().float().cpu() * self.output_scale)
 
     @property
     def is_tied(self) -> bool:

@@ -93,7 +93,9 @@ def student_trainer(
         settings.pop("learning_rate", None)  # the optimizer has it
     args = copy(of_trainer.pop("args", None)) or farzi.training_arguments(output_dir, **settings)
     teacher = farzi.forms.labels.model
-    rows = farzi.forms.rows_of_start(farzi.tensors, args.seed)
+    dataset = farzi.as_dataset()
+    source = getattr(dataset, "source", None)
+    rows = farzi.forms.rows_of_start(farzi.tensors, args.seed, source)
     set_names = start.set_into(model, teacher, rows)
     own = (farzi.config.inner or {}).get("lr")
     if own is not None:
@@ -109,7 +111,7 @@ def student_trainer(
         )
     arguments = {
         "args": args,
-        "train_dataset": farzi.as_dataset(),
+        "train_dataset": dataset,
         "data_collator": farzi.collator(),
         "compute_loss_func": soft_cross_entropy,
         "optimizer_cls_and_kwargs": optimizer,

@@ -71,9 +71,15 @@ class Forms:
         length = self.config.sequence_length if length is None else length
         return self.inputs.endless(tensors, self.labels, seed, length)
 
-    def rows_of_start(self, tensors: Tensors, seed: int) -> Rows:
+    def rows_of_start(self, tensors: Tensors, seed: int, source: EndlessRows | None = None) -> Rows:
         """Makes rows on which a student's start looks at the states of the carried teacher: those
         that it writes; where inputs are stored, the first of them.
+
+        Args:
+            tensors: of the summary.
+            seed: of rows that are written for this alone.
+            source: what the student reads afterwards. If that is written, its first rows are taken,
+                so that the teacher writes them once.
         """
         length = min(self.config.sequence_length, LONGEST_ROW)
 
@@ -82,9 +88,11 @@ class Forms:
             shares = self.inputs.frequencies(tensors)
             if shares is None:
                 return self.inputs.batch(tensors, slice(0, count))[:, :length].long().cpu()
+            if isinstance(source, WrittenRows) and source.length == length:
+                return source.whole_blocks(count)
             seed_of_rows = derive(seed, Purpose.START_ROWS)
             written = WrittenRows(self.labels.model, shares, length, seed_of_rows)
-            return written.beginning(count, length)
+            return written.whole_blocks(count)
 
         return rows
 

@@ -1,0 +1,225 @@
+"""What lies between a student's tables is fitted to what its teacher's head reads.
+
+A student that begins with its teacher's tables still draws everything between them at random. The
+teacher's own rows say what that has to compute: the states s (k,) that the teacher's head W (V, k)
+reads, and that the student's head H (V, w) should get as y (w,). No product with the vocabulary is
+needed for that, and for a large catalogue these products are nearly all that a step costs. So two
+hundred of such steps cost as much as some ten of a training.
+
+**How far is y from s?** The logits differ by H y + c − W s − b. To second order the likelihood of
+what comes next suffers by half of the variance of this under the teacher's prediction p. With
+z = [y, −s, 1], that is ½ zᵀ G z, where G = E[Cov_p([H, W, c − b])] is Fisher's information. It is
+least at y* = H̃ s + h, and beyond that the loss is
+
+    ½ (y − y*)ᵀ F (y − y*),   F = E[Cov_p(H)].
+
+**A narrower student** needs other tables. With C = E[(s − μ)(s − μ)ᵀ] and Fisher's information F of
+W, the map of w dimensions that loses least is the reduced-rank one: with the leading eigenvectors U
+and eigenvalues λ of F^(1/2) C F^(1/2),
+
+    H = W B,   B = F^(−1/2) U λ^(1/2),   c = b + W μ.
+
+Its states have the variance 1, as behind a norm. The directions in which the tables themselves are
+largest lose half as much again, because they count entries that nobody predicts. As F-SVD (Hsu et
+al., 2022, arXiv 2207.00112) weighs single matrices; the reduced-rank form is Izenman's (1975).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from farzi_hf.summary.narrower import LONGEST_ROW, Rows, written
+
+_POSITIONS = 2**13
+"""Of the rows that are read."""
+_OF_FISHER = 1024
+"""Positions whose predictions Fisher's information is the mean of."""
+_NUMBERS = 2**25
+"""The most numbers of these predictions."""
+_STEPS = 200
+_BATCH = 1024
+"""Positions of a step."""
+_RATE = 0.02
+_FALLS = 0.6
+"""The share of the steps in which the rate falls to 0, the last ones."""
+_CHEAP = 20
+"""How many times as many numbers the head has as all that is fitted, at least: elsewhere these steps
+would cost as much as those of a training, and gain less."""
+_WORK = 10**11
+"""The most positions of all steps times numbers that are fitted."""
+_SMALLEST = 1e-8
+"""The smallest eigenvalue that counts, as a share of the largest."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a model makes of the states that its head reads: logits (…, V), before any cap."""
+
+    weight: Tensor
+    """(V, k)."""
+    bias: Tensor
+    """(V,)."""
+
+
+def is_worth_it(model: PreTrainedModel, fixed: Mapping[str, Tensor]) -> bool:
+    """Whether fitting all parameters but these is cheap beside training them."""
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        return False
+    count = sum(x.numel() for x in _fitted_parameters(model, fixed).values())
+    is_cheap = _CHEAP * count <= head.weight.numel()
+    return is_cheap and 0 < _STEPS * _BATCH * count <= _WORK
+
+
+def _fitted_parameters(model: PreTrainedModel, fixed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: x for name, x in model.named_parameters() if x.requires_grad and name not in fixed
+    }
+
+
+class TeacherStates:
+    """What a teacher's head reads of rows that the teacher writes, and how much it matters. Where a
+    model caps its logits, that is left out.
+
+    Args:
+        teacher: in evaluation mode.
+        head: the teacher's.
+        rows: as the teacher writes them.
+
+    Raises:
+        ValueError: the teacher does not predict finite numbers.
+    """
+
+    def __init__(self, teacher: PreTrainedModel, head: Head, rows: Rows) -> None:
+        self.head = head
+        self.ids = written(rows, _POSITIONS)[:, :LONGEST_ROW].to(teacher.device)
+        length = self.ids.shape[1]
+        parts = self.ids.split(max(1, _BATCH // length))
+        with _without_products(teacher) as read:
+            for part in parts:
+                teacher(input_ids=part)
+        self.states = torch.cat(read).float().cpu()
+        flat = self.states.flatten(0, 1)
+        count = min(_OF_FISHER, max(1, _NUMBERS // len(head.weight)))
+        spread = torch.linspace(0, len(flat) - 1, min(count, len(flat))).long()
+        logits = flat[spread] @ head.weight.T + head.bias
+        self._p = logits.softmax(-1).double()
+        if not bool(self.states.isfinite().all() and self._p.isfinite().all()):
+            raise ValueError(
+                "the carried teacher predicts NaN or infinity after ids that it has written itself;"
+                " begin at random"
+            )
+
+    def information(self, columns: Tensor) -> Tensor:
+        """E[Cov_p(columns)] (m, m), of columns (V, m)."""
+        columns = columns.double()
+        means = self._p @ columns
+        return (columns.T * self._p.mean(0)) @ columns - means.T @ means / len(means)
+
+    def narrower_head(self, width: int, has_bias: bool) -> tuple[Tensor, Tensor]:
+        """B (k, w), and the shift μ (k,) of the states that a bias makes up for, see above."""
+        states = self.states.flatten(0, 1).double()
+        shift = states.mean(0) if has_bias else torch.zeros_like(states[0])
+        states = states - shift
+        sizes, vectors = torch.linalg.eigh(self.information(self.head.weight))
+        roots = sizes.clamp_min(sizes[-1] * _SMALLEST).sqrt()
+        root = (vectors * roots) @ vectors.T
+        inverse = (vectors / roots) @ vectors.T
+        squares = states.T @ states / len(states)
+        variances, leading = torch.linalg.eigh(root @ squares @ root)  # the largest last
+        deviations = variances[-width:].clamp_min(variances[-1] * _SMALLEST).sqrt()
+        return (inverse @ leading[:, -width:] * deviations).float(), shift.float()
+
+    def wanted(self, head: Head) -> tuple[Tensor, Tensor]:
+        """y* (n, L, w) of a student with this head, and a root R (w, w) of F = R Rᵀ."""
+        width = head.weight.shape[1]
+        of_bias = (head.bias - self.head.bias)[:, None]
+        information = self.information(torch.cat([head.weight, self.head.weight, of_bias], dim=1))
+        sizes, vectors = torch.linalg.eigh(information[:width, :width])
+        sizes = sizes.clamp_min(0)
+        counts = sizes > sizes[-1] * _SMALLEST
+        inverse = (vectors[:, counts] / sizes[counts]) @ vectors[:, counts].T
+        to_student = (inverse @ information[:width, width:-1]).float()
+        shift = (inverse @ information[:width, -1]).float()
+        root = (vectors * sizes.sqrt()).float()
+        return self.states @ to_student.T - shift, root
+
+
+def fitted(
+    model: PreTrainedModel, values: Mapping[str, Tensor], head: Head, teacher: TeacherStates
+) -> dict[str, Tensor]:
+    """The parameters of a student that are not among `values`, by name, after the steps that bring
+    what its head reads to y*; {} where these bring it no nearer. The model itself stays as it is.
+
+    Args:
+        model: the student, in evaluation mode.
+        values: of the parameters that are set already.
+        head: the student's, with these values.
+        teacher: what it is fitted to.
+    """
+    wanted, root = teacher.wanted(head)
+    device = model.device
+    wanted = (wanted @ root).to(device)
+    root = root.to(device)
+    theta = {name: x.detach().clone().float() for name, x in model.named_parameters()}
+    theta |= {name: x.detach().to(theta[name]).clone() for name, x in values.items()}
+    leaves = {name: theta[name] for name in _fitted_parameters(model, values)}
+    size = max(1, _BATCH // wanted.shape[1])
+    with torch.enable_grad(), _without_products(model) as read:
+
+        def loss(chosen: Tensor) -> Tensor:
+            ids = teacher.ids.to(device)[chosen]
+            read.clear()
+            torch.func.functional_call(model, {**theta, **leaves}, (), {"input_ids": ids})
+            return 0.5 * (read[0].float() @ root - wanted[chosen]).square().sum(-1).mean()
+
+        everything = torch.arange(len(wanted))
+        with torch.no_grad():
+            before = float(loss(everything))
+        for leaf in leaves.values():
+            leaf.requires_grad_()
+        optimizer = torch.optim.Adam(leaves.values(), lr=_RATE, betas=(0.9, 0.99))
+        batches = _batches(len(wanted), size)
+        for step in range(_STEPS):
+            share = min(1.0, (1 - step / _STEPS) / _FALLS)
+            for group in optimizer.param_groups:
+                group["lr"] = _RATE * share
+            optimizer.zero_grad()
+            loss(next(batches)).backward()
+            optimizer.step()
+        with torch.no_grad():
+            after = float(loss(everything))
+    if not after < before:
+        return {}
+    return {name: x.detach() for name, x in leaves.items()}
+
+
+def _batches(count: int, size: int) -> Iterator[Tensor]:
+    """Numbers of rows, each as often as any other; the same ones each time."""
+    draw = torch.Generator().manual_seed(0)
+    left = torch.zeros(0, dtype=torch.long)
+    while True:
+        while len(left) < size:
+            left = torch.cat([left, torch.randperm(count, generator=draw)])
+        yield left[:size]
+        left = left[size:]
+
+
+@contextmanager
+def _without_products(model: PreTrainedModel) -> Iterator[list[Tensor]]:
+    """Inside, the head makes no logits; what it reads is noted in the list."""
+    head = model.get_output_embeddings()
+    read: list[Tensor] = []
+    hook = head.register_forward_pre_hook(lambda module, args: read.append(args[0]))
+    head.forward = lambda states: states[..., :1]
+    try:
+        yield read
+    finally:
+        del head.forward
+        hook.remove()
