@@ -583,7 +583,8 @@ class FarziData(nn.Module):
         """Sets what the carried teacher knows of the vocabulary into a new model of any kind and
         width, in place: input embedding, head, learnt positions; also its layers, where the model
         is of its kind and deeper, or where a GPT-2 is the teacher of a GPT-2 of another width, a
-        Llama, a Mistral, a Qwen2 or a GPT-NeoX. See `farzi_hf.summary.start`.
+        Llama, a Mistral, a Qwen2 or a GPT-NeoX. Where the vocabulary is far larger than the layers,
+        these are fitted to the teacher's states. See `farzi_hf.summary.start`.
 
         Most models with such layers that are at least as wide as the teacher want a quarter of the
         summary's learning rate: `trainer` gives them that.

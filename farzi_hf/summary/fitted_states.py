@@ -53,6 +53,12 @@ _CHEAP = 20
 would cost as much as those of a training, and gain less."""
 _WORK = 10**11
 """The most positions of all steps times numbers that are fitted."""
+_WORK_OF_TEACHER = 25 * 10**9
+"""The most positions of the rows times a teacher's parameters that are not tables."""
+_LEAST = 8
+"""Positions for each dimension that a head reads, at least."""
+_WIDEST = 1024
+"""Dimensions that a head reads, whose squares are decomposed."""
 _SMALLEST = 1e-8
 """The smallest eigenvalue that counts, as a share of the largest."""
 
@@ -67,20 +73,35 @@ class Head:
     """(V,)."""
 
 
-def is_worth_it(model: PreTrainedModel, fixed: Mapping[str, Tensor]) -> bool:
-    """Whether fitting all parameters but these is cheap beside training them."""
-    head = model.get_output_embeddings()
-    if not isinstance(head, nn.Linear):
+def is_worth_it(
+    teacher: PreTrainedModel, model: PreTrainedModel, fixed: Mapping[str, Tensor]
+) -> bool:
+    """Whether fitting all parameters of a student but these is cheap beside training them."""
+    heads = [each.get_output_embeddings() for each in (teacher, model)]
+    if not all(isinstance(head, nn.Linear) for head in heads):
         return False
+    widest = max(head.in_features for head in heads)
     count = sum(x.numel() for x in _fitted_parameters(model, fixed).values())
-    is_cheap = _CHEAP * count <= head.weight.numel()
-    return is_cheap and 0 < _STEPS * _BATCH * count <= _WORK
+    is_cheap = _CHEAP * count <= heads[1].weight.numel()
+    takes_long = _STEPS * _BATCH * count > _WORK or widest > _WIDEST
+    is_known = _positions(teacher) >= _LEAST * widest
+    return count > 0 and is_cheap and is_known and not takes_long
 
 
 def _fitted_parameters(model: PreTrainedModel, fixed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
         name: x for name, x in model.named_parameters() if x.requires_grad and name not in fixed
     }
+
+
+def _positions(teacher: PreTrainedModel) -> int:
+    """How many positions a teacher reads, by its parameters that are not tables."""
+    tables = {
+        id(module.weight)
+        for module in (teacher.get_input_embeddings(), teacher.get_output_embeddings())
+    }
+    count = sum(x.numel() for x in teacher.parameters() if id(x) not in tables)
+    return min(_POSITIONS, _WORK_OF_TEACHER // max(1, count))
 
 
 class TeacherStates:
@@ -98,7 +119,7 @@ class TeacherStates:
 
     def __init__(self, teacher: PreTrainedModel, head: Head, rows: Rows) -> None:
         self.head = head
-        self.ids = written(rows, _POSITIONS)[:, :LONGEST_ROW].to(teacher.device)
+        self.ids = written(rows, _positions(teacher))[:, :LONGEST_ROW].to(teacher.device)
         length = self.ids.shape[1]
         parts = self.ids.split(max(1, _BATCH // length))
         with _without_products(teacher) as read:

@@ -18,7 +18,9 @@ family; and SimKD's reused head (arXiv 2203.14001).
 
 A student of the teacher's own kind begins with its layers, too, if it has more of them, or another
 width for which there is a map; see `farzi_hf.summary.layers`. So does a Llama or a GPT-NeoX, whose
-teacher is a GPT-2; see `farzi_hf.summary.rotary_layers` and `farzi_hf.summary.neox_layers`.
+teacher is a GPT-2; see `farzi_hf.summary.rotary_layers` and `farzi_hf.summary.neox_layers`. Where
+the vocabulary is far larger than the layers, as in recommenders, the layers of any other student are
+fitted to the teacher's states; see `farzi_hf.summary.fitted_states`.
 """
 
 from __future__ import annotations
@@ -210,7 +212,7 @@ def _fitted(
     """
     has_heads = theirs.head_name is not None and student.head_name in values
     has_its_head = not student.is_tied or theirs.is_tied
-    if not (has_heads and has_its_head and is_worth_it(student.model, values)):
+    if not (has_heads and has_its_head and is_worth_it(theirs.model, student.model, values)):
         return {}
     states = TeacherStates(theirs.model, theirs.head(), rows)
     tables = {}

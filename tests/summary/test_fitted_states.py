@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from farzi_hf.distillation import SyntheticTraining
 from farzi_hf.distillation.inner_training import Students
 from farzi_hf.distillation.learner import Learner
-from farzi_hf.summary import FarziData
+from farzi_hf.summary import FarziData, fitted_states
 from farzi_hf.summary.endless import WrittenRows
 from farzi_hf.summary.fitted_states import Head, TeacherStates, fitted, is_worth_it
 from farzi_hf.summary.start import set_values, share_of_rate, start, start_values
@@ -179,8 +179,25 @@ def test_what_does_not_train_and_what_would_take_long_stays():
             frozen = name
     assert frozen not in start_values(teacher, student, rows_of(teacher))
     # A student whose layers cost as much as its head.
-    assert not is_worth_it(recommender("sasrec", num_hidden_layers=9), {})
-    assert not is_worth_it(tiny_model("gpt2"), {})
+    models = [recommender("sasrec"), recommender("sasrec", num_hidden_layers=9)]
+    assert [is_worth_it(teacher, each, start_values(teacher, each)) for each in models] == [
+        True,
+        False,
+    ]
+    assert not is_worth_it(tiny_model("gpt2"), tiny_model("gpt2"), {})
+
+
+@pytest.mark.parametrize(("limit", "value"), [("_WORK_OF_TEACHER", 10**5), ("_WIDEST", 8)])
+def test_a_teacher_that_would_take_long_is_not_read(monkeypatch, limit, value):
+    """It may be a stranger's."""
+    monkeypatch.setattr(fitted_states, limit, value)
+    teacher = teacher_of()
+
+    def never(positions: int) -> torch.Tensor:
+        raise AssertionError("rows are written")
+
+    names = start(teacher, recommender("sasrec", seed=1), never)
+    assert 0 < len(names) < len(dict(recommender("sasrec").named_parameters()))
 
 
 def test_a_student_that_is_its_teacher_already_stays_that():
