@@ -73,19 +73,33 @@ class Head:
     """(V,)."""
 
 
-def is_worth_it(
-    teacher: PreTrainedModel, model: PreTrainedModel, fixed: Mapping[str, Tensor]
-) -> bool:
-    """Whether fitting all parameters of a student but these is cheap beside training them."""
+def rows_to_read(
+    teacher: PreTrainedModel, model: PreTrainedModel, fixed: Mapping[str, Tensor], rows: Rows
+) -> Tensor | None:
+    """Rows of ids (n, L) on which a student is fitted; None where that is not cheap beside training
+    it, or where they are too few.
+
+    Args:
+        teacher: whose states it is fitted to.
+        model: the student.
+        fixed: its parameters that stay as they are, by name.
+        rows: as the teacher writes them.
+
+    Raises:
+        ValueError: the teacher cannot write them.
+    """
     heads = [each.get_output_embeddings() for each in (teacher, model)]
     if not all(isinstance(head, nn.Linear) for head in heads):
-        return False
+        return None
     widest = max(head.in_features for head in heads)
     count = sum(x.numel() for x in _fitted_parameters(model, fixed).values())
     is_cheap = _CHEAP * count <= heads[1].weight.numel()
     takes_long = _STEPS * _BATCH * count > _WORK or widest > _WIDEST
-    is_known = _positions(teacher) >= _LEAST * widest
-    return count > 0 and is_cheap and is_known and not takes_long
+    positions = _positions(teacher)
+    if count == 0 or not is_cheap or takes_long or positions < _LEAST * widest:
+        return None
+    ids = written(rows, positions)[:, :LONGEST_ROW]
+    return ids if ids.numel() >= _LEAST * widest else None
 
 
 def _fitted_parameters(model: PreTrainedModel, fixed: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -105,21 +119,21 @@ def _positions(teacher: PreTrainedModel) -> int:
 
 
 class TeacherStates:
-    """What a teacher's head reads of rows that the teacher writes, and how much it matters. Where a
-    model caps its logits, that is left out.
+    """What a teacher's head reads of its own rows, and how much it matters. Where a model caps its
+    logits, that is left out.
 
     Args:
         teacher: in evaluation mode.
         head: the teacher's.
-        rows: as the teacher writes them.
+        ids: (n, L), the rows.
 
     Raises:
         ValueError: the teacher does not predict finite numbers.
     """
 
-    def __init__(self, teacher: PreTrainedModel, head: Head, rows: Rows) -> None:
+    def __init__(self, teacher: PreTrainedModel, head: Head, ids: Tensor) -> None:
         self.head = head
-        self.ids = written(rows, _positions(teacher))[:, :LONGEST_ROW].to(teacher.device)
+        self.ids = ids.to(teacher.device)
         length = self.ids.shape[1]
         parts = self.ids.split(max(1, _BATCH // length))
         with _without_products(teacher) as read:

@@ -38,7 +38,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from farzi_hf.data.seeds import seeded
-from farzi_hf.summary.fitted_states import Head, TeacherStates, fitted, is_worth_it
+from farzi_hf.summary.fitted_states import Head, TeacherStates, fitted, rows_to_read
 from farzi_hf.summary.layers import (
     OF_A_LAYER,
     layers_at_another_width,
@@ -212,9 +212,12 @@ def _fitted(
     """
     has_heads = theirs.head_name is not None and student.head_name in values
     has_its_head = not student.is_tied or theirs.is_tied
-    if not (has_heads and has_its_head and is_worth_it(theirs.model, student.model, values)):
+    if not (has_heads and has_its_head):
         return {}
-    states = TeacherStates(theirs.model, theirs.head(), rows)
+    ids = rows_to_read(theirs.model, student.model, values, rows)
+    if ids is None:
+        return {}
+    states = TeacherStates(theirs.model, theirs.head(), ids)
     tables = {}
     if student.widths[1] < theirs.widths[1]:
         tables = _narrower_tables(theirs, student, values, states, is_bounded)

@@ -15,7 +15,7 @@ from farzi_hf.distillation.inner_training import Students
 from farzi_hf.distillation.learner import Learner
 from farzi_hf.summary import FarziData, fitted_states
 from farzi_hf.summary.endless import WrittenRows
-from farzi_hf.summary.fitted_states import Head, TeacherStates, fitted, is_worth_it
+from farzi_hf.summary.fitted_states import Head, TeacherStates, fitted, rows_to_read
 from farzi_hf.summary.start import set_values, share_of_rate, start, start_values
 
 ITEMS, LENGTH = 6_000, 8
@@ -60,13 +60,17 @@ def head_of(model) -> Head:
     return Head(head.weight.detach(), head.bias.detach())
 
 
+def never(positions: int) -> torch.Tensor:
+    raise AssertionError("rows are written")
+
+
 # -- the equations ---------------------------------------------------------------------------------
 
 
 def test_information_is_the_curvature_of_the_divergence():
     teacher = teacher_of()
     with torch.no_grad():
-        states = TeacherStates(teacher, head_of(teacher), rows_of(teacher))
+        states = TeacherStates(teacher, head_of(teacher), rows_of(teacher)(4_096))
     weight = head_of(teacher).weight.double()
     with torch.no_grad():
         logits = teacher(input_ids=states.ids[:1]).logits[0].double()
@@ -86,7 +90,7 @@ def test_information_is_the_curvature_of_the_divergence():
 def test_a_student_with_the_teachers_head_wants_the_teachers_states():
     teacher = teacher_of()
     with torch.no_grad():
-        states = TeacherStates(teacher, head_of(teacher), rows_of(teacher))
+        states = TeacherStates(teacher, head_of(teacher), rows_of(teacher)(4_096))
         own, root = states.wanted(head_of(teacher))
         turn, _ = torch.linalg.qr(torch.randn(16, 16))
         turned, _ = states.wanted(Head(head_of(teacher).weight @ turn, head_of(teacher).bias))
@@ -99,7 +103,7 @@ def test_a_student_with_the_teachers_head_wants_the_teachers_states():
 def test_no_narrower_head_loses_less():
     teacher = teacher_of()
     with torch.no_grad():
-        states = TeacherStates(teacher, head_of(teacher), rows_of(teacher))
+        states = TeacherStates(teacher, head_of(teacher), rows_of(teacher)(4_096))
         b, shift = states.narrower_head(6, has_bias=True)
     information = states.information(head_of(teacher).weight)
     centred = (states.states.flatten(0, 1) - shift).double()
@@ -179,12 +183,14 @@ def test_what_does_not_train_and_what_would_take_long_stays():
             frozen = name
     assert frozen not in start_values(teacher, student, rows_of(teacher))
     # A student whose layers cost as much as its head.
-    models = [recommender("sasrec"), recommender("sasrec", num_hidden_layers=9)]
-    assert [is_worth_it(teacher, each, start_values(teacher, each)) for each in models] == [
-        True,
-        False,
-    ]
-    assert not is_worth_it(tiny_model("gpt2"), tiny_model("gpt2"), {})
+    tables = start_values(teacher, student)
+    ids = torch.ones(64, LENGTH, dtype=torch.long)
+    assert torch.equal(rows_to_read(teacher, student, tables, lambda positions: ids), ids)
+    assert rows_to_read(teacher, student, tables, lambda positions: ids[:2]) is None
+    deep = recommender("sasrec", num_hidden_layers=9)
+    assert rows_to_read(teacher, deep, start_values(teacher, deep), never) is None
+    small = tiny_model("gpt2")
+    assert rows_to_read(small, small, {}, never) is None
 
 
 @pytest.mark.parametrize(("limit", "value"), [("_WORK_OF_TEACHER", 10**5), ("_WIDEST", 8)])
@@ -192,10 +198,6 @@ def test_a_teacher_that_would_take_long_is_not_read(monkeypatch, limit, value):
     """It may be a stranger's."""
     monkeypatch.setattr(fitted_states, limit, value)
     teacher = teacher_of()
-
-    def never(positions: int) -> torch.Tensor:
-        raise AssertionError("rows are written")
-
     names = start(teacher, recommender("sasrec", seed=1), never)
     assert 0 < len(names) < len(dict(recommender("sasrec").named_parameters()))
 
@@ -203,7 +205,7 @@ def test_a_teacher_that_would_take_long_is_not_read(monkeypatch, limit, value):
 def test_a_student_that_is_its_teacher_already_stays_that():
     teacher = teacher_of()
     with torch.no_grad():
-        states = TeacherStates(teacher, head_of(teacher), rows_of(teacher))
+        states = TeacherStates(teacher, head_of(teacher), rows_of(teacher)(4_096))
         tables = {
             name: x.detach()
             for name, x in teacher.named_parameters()
