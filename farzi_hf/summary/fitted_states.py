@@ -40,8 +40,8 @@ _POSITIONS = 2**13
 """Of the rows that are read."""
 _OF_FISHER = 1024
 """Positions whose predictions Fisher's information is the mean of."""
-_NUMBERS = 2**25
-"""The most numbers of these predictions."""
+_NUMBERS = 2**22
+"""The most numbers of these predictions, and of columns, at once."""
 _STEPS = 200
 _BATCH = 1024
 """Positions of a step."""
@@ -59,7 +59,7 @@ _LEAST = 8
 """Positions for each dimension that a head reads, at least."""
 _WIDEST = 1024
 """Dimensions that a head reads, whose squares are decomposed."""
-_SMALLEST = 1e-8
+_SMALLEST = 1e-7
 """The smallest eigenvalue that counts, as a share of the largest."""
 
 
@@ -126,9 +126,6 @@ class TeacherStates:
         teacher: in evaluation mode.
         head: the teacher's.
         ids: (n, L), the rows.
-
-    Raises:
-        ValueError: the teacher does not predict finite numbers.
     """
 
     def __init__(self, teacher: PreTrainedModel, head: Head, ids: Tensor) -> None:
@@ -141,21 +138,36 @@ class TeacherStates:
                 teacher(input_ids=part)
         self.states = torch.cat(read).float().cpu()
         flat = self.states.flatten(0, 1)
-        count = min(_OF_FISHER, max(1, _NUMBERS // len(head.weight)))
-        spread = torch.linspace(0, len(flat) - 1, min(count, len(flat))).long()
-        logits = flat[spread] @ head.weight.T + head.bias
-        self._p = logits.softmax(-1).double()
-        if not bool(self.states.isfinite().all() and self._p.isfinite().all()):
+        spread = torch.linspace(0, len(flat) - 1, min(_OF_FISHER, len(flat))).long()
+        self._looked_at = flat[spread]
+
+    def information(self, columns: Tensor) -> Tensor:
+        """E[Cov_p(columns)] (m, m), of columns (V, m).
+
+        Raises:
+            ValueError: the teacher does not predict finite numbers.
+        """
+        columns = columns - columns.mean(0)  # changes no covariance, and rounds less
+        shares = columns.new_zeros(len(columns))
+        found = torch.zeros(columns.shape[1], columns.shape[1], dtype=torch.float64)
+        for p in self._predictions():
+            shares += p.sum(0)
+            means = (p @ columns).double()
+            found -= means.T @ means
+        size = max(1, _NUMBERS // columns.shape[1])
+        for part, of_part in zip(columns.split(size), shares.split(size), strict=True):
+            found += ((part.T * of_part) @ part).double()
+        if not bool(found.isfinite().all()):
             raise ValueError(
                 "the carried teacher predicts NaN or infinity after ids that it has written itself;"
                 " begin at random"
             )
+        return found / len(self._looked_at)
 
-    def information(self, columns: Tensor) -> Tensor:
-        """E[Cov_p(columns)] (m, m), of columns (V, m)."""
-        columns = columns.double()
-        means = self._p @ columns
-        return (columns.T * self._p.mean(0)) @ columns - means.T @ means / len(means)
+    def _predictions(self) -> Iterator[Tensor]:
+        """p (n, V), some positions at a time."""
+        for part in self._looked_at.split(max(1, _NUMBERS // len(self.head.weight))):
+            yield (part @ self.head.weight.T + self.head.bias).softmax(-1)
 
     def narrower_head(self, width: int, has_bias: bool) -> tuple[Tensor, Tensor]:
         """B (k, w), and the shift μ (k,) of the states that a bias makes up for, see above."""
