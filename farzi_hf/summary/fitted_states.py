@@ -217,7 +217,7 @@ def fitted(
     theta = {name: x.detach().clone().float() for name, x in model.named_parameters()}
     theta |= {name: x.detach().to(theta[name]).clone() for name, x in values.items()}
     leaves = {name: theta[name] for name in _fitted_parameters(model, values)}
-    size = max(1, _BATCH // wanted.shape[1])
+    size = min(len(wanted), max(1, _BATCH // wanted.shape[1]))
     with torch.enable_grad(), _without_products(model) as read:
 
         def loss(chosen: Tensor) -> Tensor:
@@ -226,36 +226,26 @@ def fitted(
             torch.func.functional_call(model, {**theta, **leaves}, (), {"input_ids": ids})
             return 0.5 * (read[0].float() @ root - wanted[chosen]).square().sum(-1).mean()
 
-        everything = torch.arange(len(wanted))
+        count = len(wanted)
+        everything = torch.arange(count)
         with torch.no_grad():
             before = float(loss(everything))
         for leaf in leaves.values():
             leaf.requires_grad_()
         optimizer = torch.optim.Adam(leaves.values(), lr=_RATE, betas=(0.9, 0.99))
-        batches = _batches(len(wanted), size)
         for step in range(_STEPS):
             share = min(1.0, (1 - step / _STEPS) / _FALLS)
             for group in optimizer.param_groups:
                 group["lr"] = _RATE * share
             optimizer.zero_grad()
-            loss(next(batches)).backward()
+            # The next rows: each was drawn on its own, so they need no other order.
+            loss((step * size + torch.arange(size)) % count).backward()
             optimizer.step()
         with torch.no_grad():
             after = float(loss(everything))
     if not after < before:
         return {}
     return {name: x.detach() for name, x in leaves.items()}
-
-
-def _batches(count: int, size: int) -> Iterator[Tensor]:
-    """Numbers of rows, each as often as any other; the same ones each time."""
-    draw = torch.Generator().manual_seed(0)
-    left = torch.zeros(0, dtype=torch.long)
-    while True:
-        while len(left) < size:
-            left = torch.cat([left, torch.randperm(count, generator=draw)])
-        yield left[:size]
-        left = left[size:]
 
 
 @contextmanager

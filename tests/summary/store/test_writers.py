@@ -149,7 +149,7 @@ def test_of_many_writers_each_saves_or_is_refused_and_readers_see_one_artefact_o
     reader.join()
     assert all(
         isinstance(error, ValueError) and re.match(IN_USE, str(error)) for error in errors
-    ), errors
+    ), "\n".join(map(repr, errors))
     assert len(errors) < 15  # some were saved
     assert read
     for number, farzi in read:
