@@ -156,21 +156,22 @@ def read_artefact(folder: Path, read: Callable[[ArtefactFolder], T]) -> T:
     """`read(artefact)`: never a mix of two artefacts. Raises ValueError if another process has
     saved in `folder` meanwhile.
     """
-
-    def state() -> list[tuple[int, int] | None]:
-        paths = (folder / _COMMITTED / TENSORS, folder / TENSORS)
-        return [facts and (facts.st_ino, facts.st_mtime_ns) for facts in map(status_of, paths)]
-
-    before = state()
+    before = _state(folder)
     try:
         result = read(ArtefactFolder(folder))
     except (ValueError, FileNotFoundError):
-        if state() == before:
+        if _state(folder) == before:
             raise
     else:
-        if state() == before:
+        if _state(folder) == before:
             return result
     raise ValueError(f"{str(folder)!r} was saved while it was read; load it again")
+
+
+def _state(folder: Path) -> list[tuple[int, int] | None]:
+    """What changes with each step of a save that others could notice."""
+    paths = (folder / _COMMITTED / TENSORS, folder / TENSORS)
+    return [facts and (facts.st_ino, facts.st_mtime_ns) for facts in map(status_of, paths)]
 
 
 # -- replacing them --------------------------------------------------------------------------------
@@ -240,14 +241,32 @@ def check_destination(folder: Path, names: Collection[str] = (CONFIG, CARD, VIEW
         )
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"folder={str(folder)!r} is a file; name a folder to save the summary in")
-    owned = _listed(folder, TENSORS) | _listed(folder, f"{_COMMITTED}/{TENSORS}")
-    # The old files too: none is replaced or removed through a link.
-    for name in sorted({*names, *owned}):
-        if find_file(folder, name) is not None and name not in owned:
-            raise ValueError(
-                f"folder={str(folder)!r} has a {name} but no {TENSORS} that claims it; choose"
-                " another folder"
-            )
+    name = _foreign(folder, names)
+    if name is not None:
+        raise ValueError(
+            f"folder={str(folder)!r} has a {name} but no {TENSORS} that claims it; choose"
+            " another folder"
+        )
+
+
+def _foreign(folder: Path, names: Collection[str]) -> str | None:
+    """A file of one of these names, or of the old artefact's, that is not the artefact's; None
+    without one. A save of another process, which may go on meanwhile, moves files; then it looks
+    again.
+    """
+    while True:
+        before = _state(folder)
+        try:
+            owned = _listed(folder, TENSORS) | _listed(folder, f"{_COMMITTED}/{TENSORS}")
+            # The old files too: none is replaced or removed through a link.
+            there = (n for n in sorted({*names, *owned}) if find_file(folder, n) is not None)
+            foreign = next((name for name in there if name not in owned), None)
+        except FileNotFoundError:
+            if _state(folder) == before:
+                raise
+            continue
+        if foreign is None or _state(folder) == before:
+            return foreign
 
 
 def _listed(folder: Path, tensors: str) -> set[str]:

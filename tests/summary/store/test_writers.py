@@ -23,6 +23,7 @@ from farzi_hf.cli.run_folder import begin_run
 from farzi_hf.common.files import LOCK, exclusive
 from farzi_hf.distillation.run import last_checkpoint
 from farzi_hf.summary import FarziData
+from farzi_hf.summary.store import folder as artefact_folder
 from farzi_hf.summary.store import tensor_file, writing
 from farzi_hf.summary.store.folder import read_artefact
 
@@ -158,6 +159,28 @@ def test_of_many_writers_each_saves_or_is_refused_and_readers_see_one_artefact_o
         assert farzi.results.metrics == ({"variant": number} if number % 2 == 0 else {})
     save_variant(1, tmp_path)
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_folder_is_looked_at_again_where_another_save_moves_its_files(tmp_path, monkeypatch):
+    """A save that was about to be refused could end with a file that was not found."""
+    tiny().save_pretrained(tmp_path)
+    committed = tmp_path / artefact_folder._COMMITTED
+    committed.mkdir()
+    for path in [*tmp_path.iterdir()]:
+        if path.is_file():
+            path.rename(committed / path.name)
+    listed_files = artefact_folder.listed_files
+
+    def moved_meanwhile(path: Path):
+        if committed.exists():
+            monkeypatch.setattr(artefact_folder, "listed_files", listed_files)
+            artefact_folder._move_into_place(tmp_path)
+        return listed_files(path)
+
+    monkeypatch.setattr(artefact_folder, "listed_files", moved_meanwhile)
+    artefact_folder.check_destination(tmp_path)
+    assert not committed.exists()
+    assert FarziData.from_pretrained(tmp_path).config.tau == 1.0
 
 
 def test_a_read_during_which_somebody_saves_is_refused(tmp_path):
