@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from farzi_hf.summary.narrower import LONGEST_ROW, Rows, written
+from farzi_hf.summary.narrower import NOT_FINITE, Rows, written
 
 _POSITIONS = 2**13
 """Of the rows that are read."""
@@ -98,7 +98,7 @@ def rows_to_read(
     positions = _positions(teacher)
     if count == 0 or not is_cheap or takes_long or positions < _LEAST * widest:
         return None
-    ids = written(rows, positions)[:, :LONGEST_ROW]
+    ids = written(rows, positions)
     return ids if ids.numel() >= _LEAST * widest else None
 
 
@@ -158,10 +158,7 @@ class TeacherStates:
         for part, of_part in zip(columns.split(size), shares.split(size), strict=True):
             found += ((part.T * of_part) @ part).double()
         if not bool(found.isfinite().all()):
-            raise ValueError(
-                "the carried teacher predicts NaN or infinity after ids that it has written itself;"
-                " begin at random"
-            )
+            raise ValueError(NOT_FINITE)
         return found / len(self._looked_at)
 
     def _predictions(self) -> Iterator[Tensor]:

@@ -48,6 +48,11 @@ from farzi_hf.summary.layers import (
 Rows = Callable[[int], Tensor]
 """Makes ids (n, L) of about so many positions, L at most `LONGEST_ROW`."""
 LONGEST_ROW = 256
+NOT_FINITE = (
+    "the carried teacher predicts NaN or infinity after ids that it has written itself; begin at"
+    " random"
+)
+"""What an error says of such a teacher."""
 _POSITIONS = 2**14
 """The most positions of all rows."""
 _WORK = 25 * 10**9
@@ -108,10 +113,7 @@ def written(rows: Rows, positions: int) -> Tensor:
     try:
         return rows(positions)
     except ValueError as error:
-        raise ValueError(
-            "the carried teacher predicts NaN or infinity after ids that it has written itself;"
-            " begin at random"
-        ) from error
+        raise ValueError(NOT_FINITE) from error
 
 
 def _positions(teacher: GPT2LMHeadModel) -> int:

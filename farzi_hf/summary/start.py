@@ -131,18 +131,12 @@ def start_values(
             values[student.head_name] = larger * weight / student.own_gain
         if student.bias_name is not None and tables.bias is not None:
             values[student.bias_name] = tables.bias / student.output_scale
-    if student.positions is not None and tables.positions is not None:
-        name, table = student.positions
-        teachers_name, positions = tables.positions
-        if _first_position(name) == _first_position(teachers_name):
-            count = min(len(table), len(positions))
-            values[name] = table.detach().float().cpu().clone()
-            values[name][:count] = maps.inputs(positions[:count]) / student.behind_embedding
+    values |= _positions(tables, student, maps.inputs)
     layers = _layers(teacher, model, rows)
     values |= layers
     if rows is not None and not layers:
         with torch.inference_mode(False), torch.no_grad(), _without_dropout(teacher, model):
-            values |= _fitted(theirs, student, values, rows, larger > 1)
+            values |= _fitted(theirs, student, tables, values, rows, larger > 1)
     parameters = dict(model.named_parameters())
     values = {name: value.to(parameters[name]) for name, value in values.items()}
     for name, value in values.items():
@@ -174,12 +168,19 @@ def _head_for(teacher: _Look, student: _Look) -> float:
     teacher's, whose products with the head are the logits; 1 where they can be, and where the
     student's head is not the teacher's.
     """
-    has_its_head = not student.is_tied or teacher.is_tied
-    if student.head_name is None or teacher.head_name is None or not has_its_head:
+    if not _has_its_head(teacher, student):
         return 1.0
     if not student.saturates or teacher.saturates:
         return 1.0
     return max(1.0, _DEVIATIONS * teacher.size(with_gain=student.is_tied))
+
+
+def _has_its_head(teacher: _Look, student: _Look) -> bool:
+    """Whether the student's head is made of the teacher's. One that is tied to its embedding is
+    not, unless the teacher's is tied, too.
+    """
+    have_heads = student.head_name is not None and teacher.head_name is not None
+    return have_heads and (not student.is_tied or teacher.is_tied)
 
 
 def _layers(
@@ -198,7 +199,12 @@ def _layers(
 
 
 def _fitted(
-    theirs: _Look, student: _Look, values: Mapping[str, Tensor], rows: Rows, is_bounded: bool
+    theirs: _Look,
+    student: _Look,
+    tables: Tables,
+    values: Mapping[str, Tensor],
+    rows: Rows,
+    is_bounded: bool,
 ) -> dict[str, Tensor]:
     """What is fitted to the states of the teacher's own rows: the tables of a narrower student, and
     all that is between the tables; {} where that would take long.
@@ -206,49 +212,57 @@ def _fitted(
     Args:
         theirs: the teacher.
         student: the new model.
+        tables: the teacher's.
         values: of the parameters that are set already.
         rows: as the teacher writes them.
         is_bounded: whether the student's states are, and the teacher's are not.
     """
-    has_heads = theirs.head_name is not None and student.head_name in values
-    has_its_head = not student.is_tied or theirs.is_tied
-    if not (has_heads and has_its_head):
+    if not _has_its_head(theirs, student):
         return {}
     ids = rows_to_read(theirs.model, student.model, values, rows)
     if ids is None:
         return {}
     states = TeacherStates(theirs.model, theirs.head(), ids)
-    tables = {}
+    own = {}
     if student.widths[1] < theirs.widths[1]:
-        tables = _narrower_tables(theirs, student, values, states, is_bounded)
-    values = {**values, **tables}
-    return tables | fitted(student.model, values, student.head(values), states)
+        own = _narrower_tables(states, student, tables, is_bounded)
+    values = {**values, **own}
+    return own | fitted(student.model, values, student.head(values), states)
 
 
 def _narrower_tables(
-    theirs: _Look,
-    student: _Look,
-    values: Mapping[str, Tensor],
-    states: TeacherStates,
-    is_bounded: bool,
+    states: TeacherStates, student: _Look, tables: Tables, is_bounded: bool
 ) -> dict[str, Tensor]:
     """The head of a narrower student, by name, and what is in the same space."""
     has_bias = student.bias_name is not None
     to_student, shift = states.narrower_head(student.widths[1], has_bias)
-    own = theirs.head()
-    scale = _DEVIATIONS if is_bounded else 1.0
-    tables = {student.head_name: own.weight @ to_student * scale / student.output_scale}
+    if is_bounded:
+        to_student = to_student * _DEVIATIONS
+    head = states.head
+    values = {student.head_name: head.weight @ to_student / student.output_scale}
     if has_bias:
-        tables[student.bias_name] = (own.bias + own.weight @ shift) / student.output_scale
-    if student.is_tied and student.positions is not None and theirs.positions is not None:
-        name, _ = student.positions
-        _, positions = theirs.positions
-        if name in values:
-            count = min(len(values[name]), len(positions))
-            tables[name] = values[name].clone()
-            positions = positions[:count].detach().float().cpu() * theirs.behind_embedding
-            tables[name][:count] = positions @ to_student * scale / student.behind_embedding
-    return tables
+        values[student.bias_name] = (head.bias + head.weight @ shift) / student.output_scale
+    if student.is_tied:
+        values |= _positions(tables, student, lambda rows: rows @ to_student)
+    return values
+
+
+def _positions(
+    tables: Tables, student: _Look, to_student: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """The learnt positions of a student, by name: the first ones are the teacher's; {} where not
+    both models have them, or they begin elsewhere.
+    """
+    if student.positions is None or tables.positions is None:
+        return {}
+    name, table = student.positions
+    teachers_name, positions = tables.positions
+    if _first_position(name) != _first_position(teachers_name):
+        return {}
+    count = min(len(table), len(positions))
+    values = table.detach().float().cpu().clone()
+    values[:count] = to_student(positions[:count]) / student.behind_embedding
+    return {name: values}
 
 
 def share_of_rate(teacher: PreTrainedModel, model: PreTrainedModel, names: Iterable[str]) -> float:
@@ -256,9 +270,9 @@ def share_of_rate(teacher: PreTrainedModel, model: PreTrainedModel, names: Itera
     alone, if these of its parameters were set.
 
     A student that begins with layers, or with fitted ones, and is as wide as its teacher does nearly
-    what the teacher does, before its first step. Steps of the whole rate lead it away from there. A narrower one has
-    more to learn (`recipes/LOG.md`, "Rates of students that begin with layers"), and so has one
-    whose MLPs do not read what attention writes beside them.
+    what the teacher does, before its first step. Steps of the whole rate lead it away from there. A
+    narrower one has more to learn (`recipes/LOG.md`, "Rates of students that begin with layers"),
+    and so has one whose MLPs do not read what attention writes beside them.
 
     Args:
         teacher: whose parameters they are.
