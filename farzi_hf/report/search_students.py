@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from farzi_hf.common.text import json_text
-from farzi_hf.report.search_trials import SHORTEST, SearchTrials, rate_for
+from farzi_hf.report.search_trials import SHORTEST, SearchTrials, rate_for, without_values
 from farzi_hf.report.trials import Trial
+from farzi_hf.summary.fitted_states import is_cheap_to_fit
 
 EQUAL = 0.01
 """Of the error, which is nats a token, or the mean ln r of ranks: of trials that differ by less,
@@ -41,6 +42,10 @@ STUDENTS = (
 """The first students: steps, rows a step (few: of as many seconds, small steps teach more; a GPU
 takes more, see `Portions`), rate at a width of 16, inputs. Cheapest first.
 """
+FITTED = (25, 10, 0.03, "written")
+"""The first student where what lies between its tables is fitted to the teacher's states before its
+first step. That asks for rows that the teacher writes, which it then reads (recipes/LOG.md).
+"""
 _FALLING = 1 / 3
 """The power of the steps with which the rate falls for students of more steps (recipes/LOG.md)."""
 _MORE = 1.3
@@ -69,7 +74,7 @@ class SearchStudents:
         learner = teacher.found["learner"]
         tried: list[Trial] = []
         left_out: dict[str, list[str]] = {}
-        for student in STUDENTS:
+        for student in self._first_ones(learner):
             settings = self.settings(student, learner, packed.found["storage"])
             if any(trial.found == settings for trial in tried):
                 continue  # the same again
@@ -203,9 +208,16 @@ class SearchStudents:
 
     # -- settings and seconds ----------------------------------------------------------------------
 
+    def _first_ones(self, learner: Mapping[str, Any]) -> list[tuple[int, int, float, str]]:
+        """The students of trials that no other trial suggests, in their order."""
+        if "inner_steps" in self.trials.fixed:
+            return list(STUDENTS)
+        model = without_values(self.trials.task, learner, self.trials.length)
+        return [FITTED, *STUDENTS] if is_cheap_to_fit(model) else list(STUDENTS)
+
     def first_settings(self, learner: Mapping[str, Any], storage: str) -> dict[str, Any]:
         """Those of the first student."""
-        return self.settings(STUDENTS[0], learner, storage)
+        return self.settings(self._first_ones(learner)[0], learner, storage)
 
     def settings(
         self,
@@ -236,7 +248,8 @@ class SearchStudents:
             is_tried: whether one of them has been trained and measured.
         """
         each, measuring = self.trials.pace
-        steps = self.trials.fixed.get("inner_steps", STUDENTS[0][0])
+        first = self.trials.first_student
+        steps = 0 if first is None else first.found.get("shortest", STUDENTS[0][0])
         trainings = (_STUDENTS_NEED - is_tried) * steps * each
         return trainings + (_MEASURED - is_tried) * measuring + self.trials.seconds_of_files
 

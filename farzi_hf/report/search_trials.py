@@ -419,7 +419,8 @@ class SearchTrials:
         """
         ids = settings["synthetic_batch_size"] * self.length / (self._rows_a_step * self.mean)
         in_time = _OF_FIRST * 60 * self.minutes / (ids * teacher.found["step_seconds"])
-        steps = min(_FIRST, max(SHORTEST, int(in_time)))
+        shortest = settings["inner_steps"]
+        steps = min(_FIRST, shortest, max(SHORTEST, int(in_time)))
         own = {**settings, "inner_steps": steps, "storage": "coded6", "packing_steps": 0}
 
         def make() -> dict[str, Any]:
@@ -434,7 +435,7 @@ class SearchTrials:
                 "nbytes": trainer.model.nbytes,
                 "training_seconds": round(taken, 3),
                 "why": f"its teacher so far: {teacher.figure}; {counted()}",
-                "found": {"first_steps": steps},
+                "found": {"first_steps": steps, "shortest": shortest},
             }
 
         return self.trial(f"first answer: a student after {steps} steps", make)
@@ -536,12 +537,16 @@ def _is_cut(trained: Trained, steps: int) -> bool:
     return bool(trained.cuts) and trained.end < 0.9 * steps / _MORE_STEPS
 
 
+def without_values(task: Task, learner: Mapping[str, Any], length: int) -> PreTrainedModel:
+    """A model of this architecture whose parameters have no values, on the meta device."""
+    config = task.learner_config(learner, length)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
 def numbers_of(task: Task, learner: Mapping[str, Any], length: int) -> int:
     """How many parameters a model of this architecture has."""
-    config = task.learner_config(learner, length)
-    with torch.device("meta"):  # it is made without numbers
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    return sum(x.numel() for x in model.parameters())
+    return sum(x.numel() for x in without_values(task, learner, length).parameters())
 
 
 def times_the_rows(fixed: Mapping[str, Any]) -> int:

@@ -26,7 +26,7 @@ al., 2022, arXiv 2207.00112) weighs single matrices; the reduced-rank form is Iz
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -93,7 +93,7 @@ def rows_to_read(
         return None
     widest = max(head.in_features for head in heads)
     count = sum(x.numel() for x in _fitted_parameters(model, fixed).values())
-    is_cheap = _CHEAP * count <= heads[1].weight.numel()
+    is_cheap = is_cheap_to_fit(model, fixed)
     takes_long = _STEPS * _BATCH * count > _WORK or widest > _WIDEST
     positions = _positions(teacher)
     if count == 0 or not is_cheap or takes_long or positions < _LEAST * widest:
@@ -102,7 +102,24 @@ def rows_to_read(
     return ids if ids.numel() >= _LEAST * widest else None
 
 
-def _fitted_parameters(model: PreTrainedModel, fixed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def is_cheap_to_fit(model: PreTrainedModel, fixed: Collection[str] | None = None) -> bool:
+    """Whether a student's layers have few numbers beside its head.
+
+    Args:
+        model: the student; its parameters may have no values.
+        fixed: names of the parameters that stay as they are; None: those of its tables.
+    """
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        return False
+    if fixed is None:
+        tables = [*model.get_input_embeddings().parameters(), *head.parameters()]
+        fixed = [name for name, x in model.named_parameters() if any(x is y for y in tables)]
+    count = sum(x.numel() for x in _fitted_parameters(model, fixed).values())
+    return _CHEAP * count <= head.weight.numel()
+
+
+def _fitted_parameters(model: PreTrainedModel, fixed: Collection[str]) -> dict[str, Tensor]:
     return {
         name: x for name, x in model.named_parameters() if x.requires_grad and name not in fixed
     }

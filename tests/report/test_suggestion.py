@@ -396,6 +396,8 @@ def test_wider_learners_are_of_the_better_kind(errors, tried, text, tmp_path, mo
     ]
     monkeypatch.setattr(suggestion, "numbers_of", lambda task, learner, length: learner["n_embd"])
     found.trials.first_answer = lambda *args: None
+    monkeypatch.setattr(search_students, "is_cheap_to_fit", lambda model: False)
+    monkeypatch.setattr(search_students, "without_values", lambda *args: None)
 
     def teacher(learner, seconds):
         facts = {"learner": learner, "numbers": 0, "stopped": False}
@@ -775,6 +777,28 @@ def test_a_longer_student_that_would_be_no_better_is_not_tried(text, tmp_path, m
     assert tried == [100, 300, 300]
     assert taken.found["inputs"] == "written"
     assert lines[-1] == "in the time that is left, a longer student would be no better"
+
+
+@pytest.mark.parametrize(
+    ("is_fitted", "fixed", "tried"),
+    [
+        (True, {}, [(25, "written"), (4, "drawn"), (6, "drawn")]),
+        (False, {}, [(4, "drawn"), (6, "drawn")]),
+        (True, {"inner_steps": 50}, [(50, "drawn")]),  # the second would be the same again
+    ],
+)
+def test_a_student_that_is_fitted_to_its_teacher_is_tried_with_few_steps_first(
+    is_fitted, fixed, tried, text, tmp_path, monkeypatch
+):
+    """They were tried with 100 and 300 steps, where 25 had done."""
+    students = ((4, 4, 0.02, "drawn"), (6, 4, 0.02, "drawn"))
+    monkeypatch.setattr(search_students, "STUDENTS", students)
+    monkeypatch.setattr(search_students, "is_cheap_to_fit", lambda model: is_fitted)
+    found = Search(*text, tmp_path, "run", minutes=2.0, fixed=fixed, show=lambda line: None)
+    chosen_student(found, lambda settings: (1.5, 0.1))
+    settings = [trial.found for trial in found.trials.made]
+    assert [(each["inner_steps"], each["inputs"]) for each in settings] == tried
+    assert found.students.first_settings(GPT2, "coded6") == settings[0] | {"storage": "coded6"}
 
 
 @pytest.mark.parametrize("last", [1.5, 1e9])

@@ -8,14 +8,20 @@ from functools import partial
 import pytest
 import torch
 from tiny_models import config_of, tiny_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from farzi_hf.distillation import SyntheticTraining
 from farzi_hf.distillation.inner_training import Students
 from farzi_hf.distillation.learner import Learner
 from farzi_hf.summary import FarziData, fitted_states
 from farzi_hf.summary.endless import WrittenRows
-from farzi_hf.summary.fitted_states import Head, TeacherStates, fitted, rows_to_read
+from farzi_hf.summary.fitted_states import (
+    Head,
+    TeacherStates,
+    fitted,
+    is_cheap_to_fit,
+    rows_to_read,
+)
 from farzi_hf.summary.start import set_values, share_of_rate, start, start_values
 
 ITEMS, LENGTH = 6_000, 8
@@ -205,6 +211,24 @@ def test_what_does_not_train_and_what_would_take_long_stays():
     assert rows_to_read(teacher, deep, start_values(teacher, deep), never) is None
     small = tiny_model("gpt2")
     assert rows_to_read(small, small, {}, never) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "entries", "is_cheap"),
+    [
+        ({"model_type": "fmlp", "hidden_size": 32}, 12_102, True),
+        ({"model_type": "fmlp", "hidden_size": 32}, 1_350, False),
+        ({"model_type": "gru4rec", "hidden_size": 32}, 20_034, True),
+        ({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4}, 2_004, False),
+        ({"model_type": "bert"}, 20_034, False),
+    ],
+)
+def test_layers_are_fitted_beside_large_catalogues(settings, entries, is_cheap):
+    settings = dict(settings)
+    config = AutoConfig.for_model(settings.pop("model_type"), vocab_size=entries, **settings)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert is_cheap_to_fit(model) is is_cheap
 
 
 @pytest.mark.parametrize(("limit", "value"), [("_WORK_OF_TEACHER", 10**5), ("_WIDEST", 8)])
