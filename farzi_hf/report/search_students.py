@@ -208,12 +208,15 @@ class SearchStudents:
 
     # -- settings and seconds ----------------------------------------------------------------------
 
+    def are_short(self, learner: Mapping[str, Any]) -> bool:
+        """Whether the first one takes few steps, because its layers are fitted to its teacher."""
+        if "inner_steps" in self.trials.fixed:
+            return False
+        return is_cheap_to_fit(without_values(self.trials.task, learner, self.trials.length))
+
     def _first_ones(self, learner: Mapping[str, Any]) -> list[tuple[int, int, float, str]]:
         """The students of trials that no other trial suggests, in their order."""
-        if "inner_steps" in self.trials.fixed:
-            return list(STUDENTS)
-        model = without_values(self.trials.task, learner, self.trials.length)
-        return [FITTED, *STUDENTS] if is_cheap_to_fit(model) else list(STUDENTS)
+        return [FITTED, *STUDENTS] if self.are_short(learner) else list(STUDENTS)
 
     def first_settings(self, learner: Mapping[str, Any], storage: str) -> dict[str, Any]:
         """Those of the first student."""

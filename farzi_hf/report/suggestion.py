@@ -74,6 +74,10 @@ _ALONE = {"learners": 0.04, "teacher": 0.44}
 """The same where there is one learner: its first teacher needs to be good enough for a first answer
 only.
 """
+_SHORT_STUDENTS = {"teacher": 0.25, "students": -0.1}
+"""What these have more where students are fitted to their teacher and take a few seconds: the
+teacher has the time of trials, and some of that of the comparison.
+"""
 _AT_LEAST = 0.6
 """Of their shares, that later stages have if an earlier one is late."""
 _FLOOR = 0.1
@@ -227,7 +231,6 @@ class Search:
         else:
             tried = self.task.tried_in(self.minutes * wider, self._fits)
             self.learners = [dict(learner) for learner in tried]
-        self.shares = _SHARES if len(self.learners) > 1 else {**_SHARES, **_ALONE}
         held_out = self.splits["validation"]
         some = max(20, int(_IDS / mean))
         is_large = len(held_out) > some
@@ -246,6 +249,10 @@ class Search:
             kept=TrialFolder(self.folder, self.settings, self.show),
             show=self.show,
         )
+        self.shares = _SHARES if len(self.learners) > 1 else {**_SHARES, **_ALONE}
+        if self.students.are_short(self.learners[0]):
+            more = {name: share + self.shares[name] for name, share in _SHORT_STUDENTS.items()}
+            self.shares = {**self.shares, **more}
 
     def _check(self) -> None:
         for name, value in (("bytes", self.most), ("minutes", self.minutes)):

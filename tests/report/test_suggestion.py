@@ -961,6 +961,19 @@ def test_a_stage_has_its_share_and_less_where_the_search_is_late(text, tmp_path)
     assert found.trials.left == pytest.approx(30, abs=1)
 
 
+@pytest.mark.parametrize("learner", [None, GPT2])
+def test_the_time_that_short_students_leave_is_the_teachers(learner, text, tmp_path, monkeypatch):
+    before = search(text, tmp_path, learner=learner).shares
+    monkeypatch.setattr(search_students, "is_cheap_to_fit", lambda model: True)
+    after = search(text, tmp_path, learner=learner).shares
+    assert list(after) == list(before)
+    assert after["teacher"] > 1.4 * before["teacher"]
+    assert sum(after.values()) < 0.9  # the comparison has the rest
+    given = {**FIXED, "inner_steps": 50}  # students take as long as they are told to
+    found = Search(*text, tmp_path, "run", minutes=1.0, learner=learner, fixed=given)
+    assert found.shares == before
+
+
 @pytest.mark.parametrize(
     ("behind", "slope", "stopped", "left", "wins"),
     [
