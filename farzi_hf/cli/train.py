@@ -89,7 +89,8 @@ def arguments(argv: Sequence[str]) -> Namespace:
         "--learning_rate",
         type=float,
         help="(default: the summary's own, or a quarter of it for a model at least as wide as the"
-        " carried teacher that begins with its layers; a parallel residual takes it whole)",
+        " carried teacher that begins with its layers or with fitted ones; a parallel residual"
+        " takes it whole)",
     )
     parser.add_argument(
         "--start",

@@ -345,9 +345,9 @@ class FarziData(nn.Module):
 
         It has `as_dataset()`, `collator()`, `training_arguments()` and `optimizer_cls_and_kwargs`,
         and the model begins as the summary says, see `student_start`. One that begins with the
-        teacher's layers and is not narrower than the teacher takes a quarter of the summary's
-        learning rate, unless attention and MLP of its layers work side by side (GPT-NeoX). Give
-        Trainer all these yourself where you need other arguments of it.
+        teacher's layers, or with fitted ones, and is not narrower than the teacher takes a quarter
+        of the summary's learning rate, unless attention and MLP of its layers work side by side
+        (GPT-NeoX). Give Trainer all these yourself where you need other arguments of it.
 
         Args:
             model: a new causal model over the vocabulary of the summary, or a recommender over its
@@ -586,8 +586,8 @@ class FarziData(nn.Module):
         Llama, a Mistral, a Qwen2 or a GPT-NeoX. Where the vocabulary is far larger than the layers,
         these are fitted to the teacher's states. See `farzi_hf.summary.start`.
 
-        Most models with such layers that are at least as wide as the teacher want a quarter of the
-        summary's learning rate: `trainer` gives them that.
+        Most models with such layers, or with fitted ones, that are at least as wide as the teacher
+        want a quarter of the summary's learning rate: `trainer` gives them that.
 
         Args:
             model: a new causal model over the vocabulary of the summary, or a recommender over its

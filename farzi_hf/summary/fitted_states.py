@@ -4,7 +4,7 @@ A student that begins with its teacher's tables still draws everything between t
 teacher's own rows say what that has to compute: the states s (k,) that the teacher's head W (V, k)
 reads, and that the student's head H (V, w) should get as y (w,). No product with the vocabulary is
 needed for that, and for a large catalogue these products are nearly all that a step costs. So two
-hundred of such steps cost as much as some ten of a training.
+hundred of such steps cost as much as ten to twenty of a training.
 
 **How far is y from s?** The logits differ by H y + c − W s − b. To second order the likelihood of
 what comes next suffers by half of the variance of this under the teacher's prediction p. With
