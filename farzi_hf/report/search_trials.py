@@ -76,7 +76,7 @@ _FEWEST = 100
 _FEW_STEPS = 2500
 """Planned steps up to which a teacher is better with n-grams beside the next token."""
 _MANY_READS = 5
-"""Of each row, from which on it is, too."""
+"""Of each row, from which on it is, too; and from which on a teacher needs dropout."""
 _MOST = 20_000
 _EPOCHS = 10
 """Steps of a teacher: at most 20,000, or ten times all rows, whichever is more."""
@@ -285,10 +285,15 @@ class SearchTrials:
         """
         if "teacher_counted_share" in self.fixed:
             return self.fixed["teacher_counted_share"]
-        rows = len(self.splits["train"])
-        reads = steps * self._rows_a_step / rows
-        is_worth_it = self.wider == 1 and (steps <= _FEW_STEPS or reads >= _MANY_READS)
-        return self.task.share_of_counts(rows * self.mean) if is_worth_it else 0.0
+        is_worth_it = self.wider == 1 and (steps <= _FEW_STEPS or self.reads_often(steps))
+        ids = len(self.splits["train"]) * self.mean
+        return self.task.share_of_counts(ids) if is_worth_it else 0.0
+
+    def reads_often(self, steps: float) -> bool:
+        """Whether a teacher of so many steps reads each row so often that it would be learnt by
+        heart.
+        """
+        return steps * self._rows_a_step >= _MANY_READS * len(self.splits["train"])
 
     @property
     def _rows_a_step(self) -> int:

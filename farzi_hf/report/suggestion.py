@@ -513,6 +513,7 @@ class Search:
             if len(tried) == 1:
                 shortest = self.students.first_settings(learner, "coded6")
                 self.trials.first_answer(tried[0], shortest, self._words_of_counting)
+        tried = self._that_go_on_well(tried)
         best = min(trial.error for trial in tried)
         # What still learns is the better for being wide; of what has learnt all there is, the
         # smallest is enough.
@@ -521,6 +522,19 @@ class Search:
         if still_learning:
             return still_learning[-1]
         return next(trial for trial in tried if trial.error <= best + EQUAL)
+
+    def _that_go_on_well(self, tried: list[Trial]) -> list[Trial]:
+        """Those of these trials whose learners may be trained for longer: the ones with dropout, if
+        there are any, and if a longer teacher reads each row often. In a short trial dropout only
+        costs steps, and what is learnt by heart does not show.
+        """
+        with_dropout = [trial for trial in tried if trial.found["learner"].get("dropout")]
+        if len(with_dropout) in (0, len(tried)):
+            return tried
+        steps = self.seconds_of_stage("teacher") / with_dropout[-1].found["step_seconds"]
+        question = "does a longer teacher read rows often"
+        reads_often = self.trials.decided(question, self.trials.reads_often(steps))
+        return with_dropout if reads_often else tried
 
     def _left_out(self, learner: Mapping[str, Any], tried: Sequence[Trial]) -> str | None:
         """Why this architecture is not tried after the others; None if it is."""
