@@ -210,7 +210,9 @@ class SearchStudents:
 
     def are_short(self, learner: Mapping[str, Any]) -> bool:
         """Whether the first one takes few steps, because its layers are fitted to its teacher."""
-        if "inner_steps" in self.trials.fixed:
+        given = self.trials.fixed
+        start = given.get("student_start")
+        if "inner_steps" in given or start not in (None, "teacher"):
             return False
         return is_cheap_to_fit(without_values(self.trials.task, learner, self.trials.length))
 

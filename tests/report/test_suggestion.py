@@ -816,6 +816,7 @@ def test_a_longer_student_that_would_be_no_better_is_not_tried(text, tmp_path, m
         (True, {}, [(25, "written"), (4, "drawn"), (6, "drawn")]),
         (False, {}, [(4, "drawn"), (6, "drawn")]),
         (True, {"inner_steps": 50}, [(50, "drawn")]),  # the second would be the same again
+        (True, {"student_start": "random"}, [(4, "drawn"), (6, "drawn")]),
     ],
 )
 def test_a_student_that_is_fitted_to_its_teacher_is_tried_with_few_steps_first(
