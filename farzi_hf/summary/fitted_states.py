@@ -93,29 +93,31 @@ def rows_to_read(
         return None
     widest = max(head.in_features for head in heads)
     count = sum(x.numel() for x in _fitted_parameters(model, fixed).values())
-    is_cheap = is_cheap_to_fit(model, fixed)
     takes_long = _STEPS * _BATCH * count > _WORK or widest > _WIDEST
     positions = _positions(teacher)
-    if count == 0 or not is_cheap or takes_long or positions < _LEAST * widest:
+    if count == 0 or not _is_cheap(count, heads[1]) or takes_long or positions < _LEAST * widest:
         return None
     ids = written(rows, positions)
     return ids if ids.numel() >= _LEAST * widest else None
 
 
-def is_cheap_to_fit(model: PreTrainedModel, fixed: Collection[str] | None = None) -> bool:
-    """Whether a student's layers have few numbers beside its head.
+def is_cheap_to_fit(model: PreTrainedModel) -> bool:
+    """Whether all of a student but its tables has few numbers beside its head.
 
     Args:
         model: the student; its parameters may have no values.
-        fixed: names of the parameters that stay as they are; None: those of its tables.
     """
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         return False
-    if fixed is None:
-        tables = [*model.get_input_embeddings().parameters(), *head.parameters()]
-        fixed = [name for name, x in model.named_parameters() if any(x is y for y in tables)]
+    tables = [*model.get_input_embeddings().parameters(), *head.parameters()]
+    fixed = [name for name, x in model.named_parameters() if any(x is y for y in tables)]
     count = sum(x.numel() for x in _fitted_parameters(model, fixed).values())
+    return _is_cheap(count, head)
+
+
+def _is_cheap(count: int, head: nn.Linear) -> bool:
+    """Whether so many fitted numbers are few beside those of the head."""
     return _CHEAP * count <= head.weight.numel()
 
 

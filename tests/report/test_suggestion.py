@@ -24,6 +24,7 @@ from farzi_hf.distillation import teacher
 from farzi_hf.distillation.training_progress import Pace
 from farzi_hf.report import search_students, search_trials, suggestion
 from farzi_hf.report.comparison import Comparison
+from farzi_hf.report.search_students import SearchStudents
 from farzi_hf.report.search_trials import PACKINGS, SearchTrials
 from farzi_hf.report.suggestion import Search
 from farzi_hf.report.trials import Suggestion, Trial, leaderboard
@@ -398,8 +399,7 @@ def test_what_would_learn_rows_by_heart_is_no_long_teacher(
     found = search(text, tmp_path, most=10**6)
     found.learners = [{**GPT2, "dropout": dropout} for dropout in dropouts]
     found.trials.first_answer = lambda *args: None
-    monkeypatch.setattr(search_students, "is_cheap_to_fit", lambda model: False)
-    monkeypatch.setattr(search_students, "without_values", lambda *args: None)
+    monkeypatch.setattr(SearchStudents, "are_short", lambda students, learner: False)
 
     def teacher(learner, seconds):
         i = len(found.trials.made)
@@ -427,8 +427,7 @@ def test_wider_learners_are_of_the_better_kind(errors, tried, text, tmp_path, mo
     ]
     monkeypatch.setattr(suggestion, "numbers_of", lambda task, learner, length: learner["n_embd"])
     found.trials.first_answer = lambda *args: None
-    monkeypatch.setattr(search_students, "is_cheap_to_fit", lambda model: False)
-    monkeypatch.setattr(search_students, "without_values", lambda *args: None)
+    monkeypatch.setattr(SearchStudents, "are_short", lambda students, learner: False)
 
     def teacher(learner, seconds):
         facts = {"learner": learner, "numbers": 0, "stopped": False}
