@@ -161,7 +161,7 @@ class WrittenRows(EndlessRows):
     def _written(self, numbers: Sequence[int], count: int, length: int) -> Tensor:
         """The first rows of each of these blocks, (count of all of them, length)."""
         model = self._teacher
-        possible = (self.frequencies > 0).to(model.device)
+        never = (~(self.frequencies > 0)).nonzero()[:, 0].to(model.device)
         generators = [
             torch.Generator().manual_seed(derive(self.seed, Purpose.WRITTEN_ROWS, i))
             for i in numbers
@@ -188,8 +188,9 @@ class WrittenRows(EndlessRows):
             )
             # By the names that are there: transformers warns of the old one where it is asked for.
             past = {name: x for name, x in output.items() if name in _PAST}
-            logits = output.logits[:, -1].float()
-            p = logits.where(possible, -torch.inf).softmax(-1)
+            # In place: a copy of (n, V) takes as long as the sums that are searched.
+            logits = output.logits[:, -1].float().index_fill_(1, never, -torch.inf)
+            p = logits.softmax(-1)
             finite &= p[:, 0].isfinite().all()  # a single NaN makes all of its row NaN
             uniform = torch.cat(
                 [1 - torch.rand(_BLOCK, 1, generator=g)[:count] for g in generators]
