@@ -30,6 +30,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -61,9 +62,10 @@ from farzi_hf.attribution.choosers import (
     SelectionProblem,
 )
 from farzi_hf.attribution.clusters import clusters
+from farzi_hf.attribution.feature_shares import SharesByFeatures
 from farzi_hf.attribution.groups import Groups
 from farzi_hf.attribution.mixtures import mixtures_of
-from farzi_hf.attribution.row_shares import shares_of_rows
+from farzi_hf.attribution.row_shares import BestChoice, shares_of_rows
 from farzi_hf.attribution.smoothness import smoothness
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.cli.own_rows import OwnRows, text_rows
@@ -279,10 +281,13 @@ def pretrain(rows: OwnRows, tokenizer: Any, args: Namespace, folder: Path) -> No
         **{**vars(args), "steps": args.pretrain_steps, "batch_size": args.pretrain_batch_size}
     )
     begin = time.perf_counter()
-    with seeded(args.seed):
-        trainer = small_gpt2(rows.dataset(), tokenizer, args.layers, long, folder, **how)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with seeded(args.seed), TemporaryDirectory(dir=folder.parent) as unfinished:
+        place = Path(unfinished)
+        trainer = small_gpt2(rows.dataset(), tokenizer, args.layers, long, place, **how)
         loss = trainer.train().training_loss
-    trainer.save_model(str(folder))
+        trainer.save_model(str(place / "model"))
+        (place / "model").rename(folder)  # a run that is stopped leaves nothing that looks whole
     seconds = time.perf_counter() - begin
     print(f"pretrained on {len(rows):,} rows in {seconds:.0f} s, mean loss {loss:.2f}", flush=True)
 
@@ -512,6 +517,11 @@ def choosers_of(args: Namespace, groups: Groups | None) -> list[Chooser]:
         InfluenceOfOne(),
         CalibratedScores(cheap),
         *(each for way in learnt for each in (way, EqualWeights(way))),
+        *(
+            SharesByFeatures(cheap, number, prior)
+            for prior in (None, BestChoice((*cheap, *shares_of_rows(cheap))))
+            for number in args.outer_steps
+        ),
     ]
 
 

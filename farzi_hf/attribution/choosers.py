@@ -10,9 +10,10 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -70,6 +71,8 @@ class SelectionProblem:
     """By the name of a way: the mean loss of models that were trained on what it chose."""
     _choices: dict[str, tuple[Tensor, float]] = field(default_factory=dict, repr=False)
     """By the name of a way: the shares of reading (n,) that it chose, and the seconds it took."""
+    _gradients: list[RowGradients] = field(default_factory=list, repr=False)
+    """Of the rows, once they were asked for."""
 
     @property
     def steps(self) -> int:
@@ -116,6 +119,19 @@ class SelectionProblem:
         """How long the choice of the way of this name took."""
         return self._choices[way][1]
 
+    @cached_property
+    def warm(self) -> Parameters:
+        """θ of a model that a whole training on random rows has warmed up."""
+        return self.trainings.training(torch.ones(self.num_rows), _WARM).train()
+
+    def gradients(self) -> RowGradients:
+        """What the gradients of the rows say at that model. They are taken once."""
+        if self._gradients:
+            self.counted(self.num_rows)
+        else:
+            self._gradients.append(RowGradients.of(self))
+        return self._gradients[0]
+
     def note_choice(self, way: str, weights: Tensor, seconds: float) -> None:
         """Notes what the way of this name chose, (n,), and how long that took."""
         self._choices[way] = (weights, seconds)
@@ -136,6 +152,7 @@ class SelectionProblem:
             _scores_of_targets={},
             _dev_losses={},
             _choices={},
+            _gradients=[],
         )
 
     def note_dev_losses(self, way: str, losses: Sequence[float]) -> None:
@@ -264,24 +281,32 @@ class NGramImportance(Ranked):
     is_cheap = True
 
     def scores(self, problem: SelectionProblem) -> Tensor:
-        of_pool = [_ngrams(ids) for ids in problem.trainings.ids]
-        wanted: Counter = Counter()
-        for ids in problem.rows_of_targets():
-            wanted.update(_ngrams(ids))
-        there: Counter = Counter()
-        for ngrams in of_pool:
-            there.update(ngrams)
-        kinds = len(there | wanted)
-        totals = (wanted.total() + _SMOOTHING * kinds, there.total() + _SMOOTHING * kinds)
+        return ngram_importance(problem.trainings.ids, problem.rows_of_targets())
 
-        def log_ratio(ngram: tuple[int, ...]) -> float:
-            of_target = (wanted[ngram] + _SMOOTHING) / totals[0]
-            return float(np.log(of_target * totals[1] / (there[ngram] + _SMOOTHING)))
 
-        ratios = {ngram: log_ratio(ngram) for ngram in there}
-        return torch.tensor(
-            [sum(map(ratios.get, ngrams)) / max(len(ngrams), 1) for ngrams in of_pool]
-        )
+def ngram_importance(rows: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> Tensor:
+    """(n,): the score of each row, see `NGramImportance`.
+
+    Args:
+        rows: the ids of the rows of a pool.
+        wanted: those of the rows of the target.
+    """
+    of_pool = [_ngrams(ids) for ids in rows]
+    of_target: Counter = Counter()
+    for ids in wanted:
+        of_target.update(_ngrams(ids))
+    there: Counter = Counter()
+    for ngrams in of_pool:
+        there.update(ngrams)
+    kinds = len(there | of_target)
+    totals = (of_target.total() + _SMOOTHING * kinds, there.total() + _SMOOTHING * kinds)
+
+    def log_ratio(ngram: tuple[int, ...]) -> float:
+        of_wanted = (of_target[ngram] + _SMOOTHING) / totals[0]
+        return float(np.log(of_wanted * totals[1] / (there[ngram] + _SMOOTHING)))
+
+    ratios = {ngram: log_ratio(ngram) for ngram in there}
+    return torch.tensor([sum(map(ratios.get, ngrams)) / max(len(ngrams), 1) for ngrams in of_pool])
 
 
 def _ngrams(ids: Sequence[int]) -> list[tuple[int, ...]]:
@@ -338,22 +363,39 @@ class GradientCosine(Ranked):
         return problem.steps + problem.num_rows
 
     def scores(self, problem: SelectionProblem) -> Tensor:
-        training = problem.trainings.training(torch.ones(problem.num_rows), _WARM)
-        theta = training.train()
+        return problem.gradients().cosines
+
+
+class RowGradients(NamedTuple):
+    """What the gradients of rows say at a model that random rows have warmed up."""
+
+    cosines: Tensor
+    """(n,), with the gradient of the targets."""
+    norms: Tensor
+    """(n,)."""
+
+    @classmethod
+    def of(cls, problem: SelectionProblem) -> RowGradients:
+        """Those of the rows of a problem."""
+        theta = problem.warm
+        training = problem.trainings.replay
         queries = Targets(training, problem.targets)
         wanted = 0
         for query in range(len(queries)):
             leaves = _leaves(theta)
             wanted = wanted + _flat(queries.loss({**theta, **leaves}, query), leaves)
         wanted = wanted / wanted.norm()
-        scores = []
+        cosines = []
+        norms = []
         for row in range(problem.num_rows):
             leaves = _leaves(theta)
             batch = training.batch(training.loader, [row])
             gradient = _flat(training.learner.hard_loss({**theta, **leaves}, batch), leaves)
-            scores.append(float(gradient @ wanted / gradient.norm().clamp(min=1e-30)))
+            norm = gradient.norm()
+            cosines.append(float(gradient @ wanted / norm.clamp(min=1e-30)))
+            norms.append(float(norm))
             problem.counted()
-        return torch.tensor(scores)
+        return cls(torch.tensor(cosines), torch.tensor(norms))
 
 
 def _leaves(theta: Parameters) -> Parameters:

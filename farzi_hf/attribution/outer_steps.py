@@ -58,6 +58,10 @@ class Learnt(ABC):
 
     numbers: Tensor
     """What is learnt, one axis."""
+    are_shares: bool = False
+    """Whether the influence of a row is that of its share in the mean loss of a step, in place of
+    that of a factor of its loss. See `Replay.weights_are_shares`.
+    """
 
     @abstractmethod
     def weights(self) -> Tensor:
@@ -306,6 +310,7 @@ def _scorer(
 ) -> Scorer:
     """Scores the rows in one training."""
     training = trainings.training(learnt.weights(), number)
+    training = replace(training, weights_are_shares=learnt.are_shares)
     return Scorer(training, Targets(training, targets), training.ones, adjoint)
 
 

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import accelerate
@@ -52,7 +53,8 @@ class Replay(RowTraining):
 
     The loss of a step is the Trainer's: over its micro-batches, the sum of the cross-entropy of all
     predicted tokens, divided as the Trainer divides it. The part of row i is multiplied by its
-    weight w_i, and the divisor does not depend on w.
+    weight w_i. A weight is a factor of the loss, and the divisor does not depend on w; or it is a
+    share, and the loss is the mean that w weighs.
     """
 
     trainer: Trainer
@@ -69,6 +71,10 @@ class Replay(RowTraining):
     """For each step the rows of its micro-batches, of one process after the other."""
     on_gradient: Callable[[], Any] = lambda: None
     """Is called before each gradient, to show progress."""
+    weights_are_shares: bool = False
+    """Whether the divisor counts the tokens of row i as w_i. Then a row gains nothing by making a
+    step larger, as a row of many tokens does by a factor.
+    """
 
     @classmethod
     def of(cls, trainer: Trainer, damping: float = 0.0) -> Replay:
@@ -153,6 +159,7 @@ class Replay(RowTraining):
         micro_batches = self.micro_batches(step)
         params = together(params)
         takes_means = micro_batches.num_items is None
+        rows_of_step = list(itertools.chain(*self.order[step - 1]))
         for rows, batch in zip(micro_batches.rows, micro_batches.batches, strict=True):
             predicted = int((batch["labels"][:, 1:] != IGNORED).sum())
             if takes_means:
@@ -163,8 +170,22 @@ class Replay(RowTraining):
                 # Other processes wait for its gradient, and for second derivatives.
                 yield 0.0 * sum(x.square().sum() for x in params.values() if x.requires_grad)
                 continue
+            if self.weights_are_shares:
+                divided = list(rows) if takes_means else rows_of_step
+                share = share / self._mean_weight(weights, divided)
             row_weights = self.of_rows(weights, list(rows), batch)
             yield self.learner.hard_loss(params, batch, row_weights) * share
+
+    def _mean_weight(self, weights: Tensor, rows: list[int]) -> Tensor:
+        """The mean of the weights (n,) over the tokens that some rows predict."""
+        counts = self._predicted[rows].to(weights)
+        return (weights[rows] * counts).sum() / counts.sum().clamp(min=1)
+
+    @cached_property
+    def _predicted(self) -> Tensor:
+        """(n,): how many tokens of each row are predicted."""
+        rows = (self.batch(self.loader, [row]) for row in range(self.num_rows))
+        return torch.tensor([int((each["labels"][:, 1:] != IGNORED).sum()) for each in rows])
 
     def _first_gradient(self) -> Tensor:
         """All its numbers (P,), after a comparison with the Trainer's own."""

@@ -28,9 +28,10 @@ from farzi_hf.attribution.choosers import (
     RandomRows,
     SelectionProblem,
 )
+from farzi_hf.attribution.feature_shares import SharesByFeatures
 from farzi_hf.attribution.groups import Groups
 from farzi_hf.attribution.mixtures import mixtures_of
-from farzi_hf.attribution.row_shares import shares_of_rows
+from farzi_hf.attribution.row_shares import BestChoice, shares_of_rows
 from farzi_hf.attribution.smoothness import smooth_enough
 from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.attribution.weighing import number_kept
@@ -211,7 +212,9 @@ def _ways(outer_steps: int, groups: list[str] | None, *, cuts: bool) -> list[Cho
     mixtures = [] if groups is None else mixtures_of(Groups(groups), outer_steps)
     cheap = (NGramImportance(), CrossEntropyDifference(), GradientCosine())
     if not cuts:
-        return [AllRows(), *mixtures, *shares_of_rows(cheap), OuterSteps(outer_steps)]
+        shares = shares_of_rows(cheap)
+        by_features = SharesByFeatures(cheap, outer_steps, BestChoice(tuple(shares)))
+        return [AllRows(), *mixtures, *shares, by_features, OuterSteps(outer_steps)]
     learnt = (OuterSteps(outer_steps), OuterSteps(outer_steps, BestOf(cheap)))
     return [
         AllRows(),
@@ -221,6 +224,7 @@ def _ways(outer_steps: int, groups: list[str] | None, *, cuts: bool) -> list[Cho
         InfluenceOfOne(),
         CalibratedScores(cheap),
         *(each for way in learnt for each in (way, EqualWeights(way))),
+        SharesByFeatures(cheap, outer_steps, BestChoice(cheap)),
     ]
 
 

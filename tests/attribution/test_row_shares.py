@@ -33,7 +33,7 @@ class Told(Ranked):
 def test_a_row_is_read_e_times_as_often_for_each_standard_deviation(tmp_path):
     scores = torch.arange(GOOD + BAD).float()
     problem = problem_of(tmp_path)
-    for power in (1, 3):
+    for power in (0.5, 2):
         weights = SharesOfRows(Told(scores), power).weights(problem).double()
         expected = (
             power * (scores.double() - scores.double().mean()) / scores.double().std()
@@ -48,7 +48,7 @@ def test_a_row_is_read_e_times_as_often_for_each_standard_deviation(tmp_path):
 def test_rows_like_the_target_are_read_more_and_none_is_left_out(tmp_path):
     problem = problem_of(tmp_path)
     ways = shares_of_rows((NGramImportance(), CrossEntropyDifference(), GradientCosine()))
-    assert len({way.name for way in ways}) == 6
+    assert len({way.name for way in ways}) == 9
     for way in ways:
         weights = way.weights(problem)
         assert (weights > 0).all()

@@ -69,7 +69,7 @@ def test_rows_are_chosen_shown_and_saved(folder, tmp_path, capsys):
     rows = dict(table)
     assert rows.pop("all rows") == "30"
     assert set(rows.values()) == {"6"}
-    assert len(rows) == 10
+    assert len(rows) == 11
     assert "comes true" in printed
     assert "rows of DATA too" not in printed
     farzi = FarziData.from_pretrained(tmp_path / "out")
@@ -123,7 +123,8 @@ def test_where_all_rows_stay_shares_of_rows_are_compared(folder, tmp_path, capsy
     for name in (
         "all rows",
         "shares of rows by n-gram importance",
-        "shares of rows by gradient cosine, power 3",
+        "shares of rows by gradient cosine, power 2",
+        "shares of rows by features, 1 outer steps, from the best cheap choice",
         "1 outer steps",
     ):
         assert has_row_of_all(printed, name)
@@ -152,7 +153,7 @@ def test_it_goes_on_where_it_was_killed(folder, tmp_path, monkeypatch, capsys):
     losses = choice.losses
     monkeypatch.setattr(choice, "losses", lambda *given: measured.append(1) or losses(*given))
     weigh(folder, tmp_path / "out", "--keep", "6")
-    assert len(measured) == 6
+    assert len(measured) == 7
     assert not parts.exists()
     weigh(folder, tmp_path / "whole", "--keep", "6")
     first, second = (FarziData.from_pretrained(tmp_path / name) for name in ("out", "whole"))
