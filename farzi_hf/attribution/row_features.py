@@ -127,7 +127,7 @@ def _counted_losses(problem: SelectionProblem, rows: Sequence[_Row]) -> Tensor:
     """(2, n), in nats per token of the answer: what a counted model of the other half of the pool
     loses, and how much more one loses that looks at no id before.
     """
-    draw = stream(problem.trainings.seed, Purpose.CHOSEN_ROWS, 2)
+    draw = stream(problem.trainings.seed, Purpose.CHOSEN_ROWS, 3)
     halves = np.array_split(draw.permutation(len(rows)), 2)
     found = torch.zeros(2, len(rows))
     for half, other in (halves, halves[::-1]):

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 
-from farzi_hf.attribution.choice import Choice, Chosen, choose
+from farzi_hf.attribution.choice import Choice, Chosen, choose, losses
 from farzi_hf.attribution.choosers import (
     AllRows,
     BestOf,
@@ -89,6 +90,7 @@ def command(argv: Sequence[str]) -> None:
             trainings=args.trainings,
             folder=folder,
         )
+        of_smooth = _in_the_smooth_training(found, trainings, smooth, parts, args.trainings)
     table = [_row(each) for each in found.tried]
     say(f"\n{markdown(table)}\n")
     say(
@@ -96,6 +98,8 @@ def command(argv: Sequence[str]) -> None:
         f" {args.trainings} trainings of {trainings.replay.steps} steps; seconds of the choice."
     )
     say(f"\n{found.verdict}")
+    if of_smooth is not None:
+        say(f"\n{of_smooth}")
     mixture = None
     if groups is not None:
         mixture = _mixture(found, groups)
@@ -226,6 +230,33 @@ def _ways(outer_steps: int, groups: list[str] | None, *, cuts: bool) -> list[Cho
         *(each for way in learnt for each in (way, EqualWeights(way))),
         SharesByFeatures(cheap, outer_steps, BestChoice(cheap)),
     ]
+
+
+def _in_the_smooth_training(
+    found: Choice,
+    trainings: Trainings,
+    smooth: Trainings,
+    parts: dict[str, Dataset],
+    count: int,
+) -> str | None:
+    """How good models are that are trained on the choice as smoothly as weights were learnt; None
+    where that is the user's own training. A training of few rows that is too rough learns them by
+    heart, and nobody would know.
+    """
+    optimizer = smooth.replay.optimizer
+    if optimizer == trainings.replay.optimizer:
+        return None
+    of_parts = [{"target": parts[name]} for name in ("dev", "test")]
+    measured = losses(trainings.with_optimizer(optimizer), found.best.weights, of_parts, count)
+    dev, test = (math.exp(float(np.mean(each))) for each in measured)
+    own = float(np.mean(found.best.dev))
+    advice = "use these" if float(np.mean(measured[0])) < own else "keep your own"
+    return (
+        f"Weights were learnt with --learning_rate {optimizer.lr:g} --adam_epsilon {optimizer.eps:g}"
+        f" in place of your own. Models that are trained so on the same rows have perplexity"
+        f" {dev:.4g} on the dev part ({test:.4g} on the test part), with your own {math.exp(own):.4g}:"
+        f" {advice}."
+    )
 
 
 def _mixture(found: Choice, groups: list[str]) -> dict[str, float]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from farzi_hf import FarziData
 from farzi_hf.attribution import Attribution, choice
 from farzi_hf.cli import main
+from farzi_hf.cli import weigh as command
 from farzi_hf.cli.own_rows import text_rows
 from farzi_hf.data import IGNORED, load_sample_text, word_tokenizer
 from farzi_hf.data.tokenizer_file import load_tokenizer
@@ -115,6 +117,24 @@ def test_with_groups_mixtures_of_them_are_compared_too(folder, tmp_path, capsys)
     # Where all rows stay, a way that only cuts has nothing to say.
     assert "random rows" not in printed
     assert not re.search(r"^\| gradient cosine", printed, flags=re.M)
+
+
+def test_it_says_whether_the_smoother_training_would_be_better(
+    folder, tmp_path, capsys, monkeypatch
+):
+    """The model learns nothing at a tenth of the rate, and much more at four times of it."""
+    for share, advice in ((0.01, "keep your own"), (10, "use these")):
+
+        def gentler(trainings, targets, warm, share=share):
+            optimizer = trainings.replay.optimizer
+            return trainings.with_optimizer(replace(optimizer, lr=share * optimizer.lr)), []
+
+        monkeypatch.setattr(command, "smooth_enough", gentler)
+        weigh(folder, tmp_path / advice, "--keep", "20%", "--learning_rate", "1e-3")
+        said = re.sub(r"\s+", " ", capsys.readouterr().out)
+        [line] = re.findall(r"Weights were learnt with .*? with your own [\d.]+: [a-z ]+\.", said)
+        assert f"--learning_rate {share * 1e-3:g} --adam_epsilon 0.01 in place" in line
+        assert line.endswith(f"{advice}.")
 
 
 def test_where_all_rows_stay_shares_of_rows_are_compared(folder, tmp_path, capsys):
