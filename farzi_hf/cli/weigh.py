@@ -217,8 +217,9 @@ def _ways(outer_steps: int, groups: list[str] | None, *, cuts: bool) -> list[Cho
     cheap = (NGramImportance(), CrossEntropyDifference(), GradientCosine())
     if not cuts:
         shares = shares_of_rows(cheap)
-        by_features = SharesByFeatures(cheap, outer_steps, BestChoice(tuple(shares)))
-        return [AllRows(), *mixtures, *shares, by_features, OuterSteps(outer_steps)]
+        priors = (None, BestChoice(tuple(shares)))
+        by_features = [SharesByFeatures(cheap, outer_steps, prior) for prior in priors]
+        return [AllRows(), *mixtures, *shares, *by_features, OuterSteps(outer_steps)]
     learnt = (OuterSteps(outer_steps), OuterSteps(outer_steps, BestOf(cheap)))
     return [
         AllRows(),
