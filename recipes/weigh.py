@@ -287,7 +287,8 @@ def pretrain(rows: OwnRows, tokenizer: Any, args: Namespace, folder: Path) -> No
         trainer = small_gpt2(rows.dataset(), tokenizer, args.layers, long, place, **how)
         loss = trainer.train().training_loss
         trainer.save_model(str(place / "model"))
-        (place / "model").rename(folder)  # a run that is stopped leaves nothing that looks whole
+        if not folder.exists():  # another run may have been sooner
+            (place / "model").rename(folder)
     seconds = time.perf_counter() - begin
     print(f"pretrained on {len(rows):,} rows in {seconds:.0f} s, mean loss {loss:.2f}", flush=True)
 

@@ -284,17 +284,20 @@ class NGramImportance(Ranked):
         return ngram_importance(problem.trainings.ids, problem.rows_of_targets())
 
 
-def ngram_importance(rows: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> Tensor:
+def ngram_importance(
+    rows: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]], *, are_whole: bool = True
+) -> Tensor:
     """(n,): the score of each row, see `NGramImportance`.
 
     Args:
         rows: the ids of the rows of a pool.
         wanted: those of the rows of the target.
+        are_whole: whether they begin and end with ids that all rows have there, which say nothing.
     """
-    of_pool = [_ngrams(ids) for ids in rows]
+    of_pool = [_ngrams(ids, are_whole) for ids in rows]
     of_target: Counter = Counter()
     for ids in wanted:
-        of_target.update(_ngrams(ids))
+        of_target.update(_ngrams(ids, are_whole))
     there: Counter = Counter()
     for ngrams in of_pool:
         there.update(ngrams)
@@ -309,9 +312,10 @@ def ngram_importance(rows: Sequence[Sequence[int]], wanted: Sequence[Sequence[in
     return torch.tensor([sum(map(ratios.get, ngrams)) / max(len(ngrams), 1) for ngrams in of_pool])
 
 
-def _ngrams(ids: Sequence[int]) -> list[tuple[int, ...]]:
-    """Unigrams and bigrams, without the ones that begin and end all rows alike."""
-    return [*((i,) for i in ids[1:-1]), *pairwise(ids)]
+def _ngrams(ids: Sequence[int], are_whole: bool) -> list[tuple[int, ...]]:
+    """Unigrams and bigrams; of whole rows without the unigrams that begin and end all of them."""
+    alone = ids[1:-1] if are_whole else ids
+    return [*((i,) for i in alone), *pairwise(ids)]
 
 
 class CrossEntropyDifference(Ranked):

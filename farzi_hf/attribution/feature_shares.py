@@ -1,7 +1,7 @@
 """Shares of reading that follow features of the rows, learnt by outer steps.
 
 A row is read once or twice in a training, so its own influence is mostly noise. But all rows say
-together how much each of a dozen features is worth: these are few numbers, with the evidence of
+together how much each of fifteen features is worth: these are few numbers, with the evidence of
 thousands of rows.
 """
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from farzi_hf.attribution.choosers import Chooser, Ranked, SelectionProblem
 from farzi_hf.attribution.outer_steps import Evidence, Learnt, cost_of_steps
 from farzi_hf.attribution.row_features import row_features
+from farzi_hf.summary.store.tensor_file import fingerprint
 
 _RIDGE = 0.1
 """What is added to the variance of each feature, which is 1."""
@@ -43,7 +44,9 @@ class FeatureShares(Learnt):
 
     @property
     def identity(self) -> str:
-        return f"{len(self.features)} features"
+        # Rounded, because another machine may sum in another order.
+        state = {"features": self.features.round(decimals=3), "begin": self.begin}
+        return fingerprint(state) + str(self.rate)
 
     def weights(self) -> Tensor:
         logarithms = self.begin.double().log() + self.numbers.double() @ self.features

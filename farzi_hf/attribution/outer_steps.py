@@ -60,7 +60,7 @@ class Learnt(ABC):
     """What is learnt, one axis."""
     are_shares: bool = False
     """Whether the influence of a row is that of its share in the mean loss of a step, in place of
-    that of a factor of its loss. See `Replay.weights_are_shares`.
+    that of a factor of its loss. See `Replay.shares_of`.
     """
 
     @abstractmethod
@@ -310,7 +310,8 @@ def _scorer(
 ) -> Scorer:
     """Scores the rows in one training."""
     training = trainings.training(learnt.weights(), number)
-    training = replace(training, weights_are_shares=learnt.are_shares)
+    if learnt.are_shares:
+        training = replace(training, shares_of=trainings.predicted)
     return Scorer(training, Targets(training, targets), training.ones, adjoint)
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from farzi_hf.attribution.replay import Replay, check_readable
-from farzi_hf.data import IGNORED
+from farzi_hf.attribution.replay import Replay, check_readable, predicted_tokens
 from farzi_hf.distillation import Parameters
 from farzi_hf.distillation.learner import is_constant
 
@@ -106,7 +105,7 @@ class RowQueries(Queries):
         return self._rows(self.loader)
 
     def _predicts(self, query: int) -> bool:
-        return _predicted(self.replay.batch(self.loader, [query])) > 0
+        return predicted_tokens(self.replay.batch(self.loader, [query])) > 0
 
 
 class Targets(Queries):
@@ -133,14 +132,14 @@ class Targets(Queries):
     def loss(self, params: Parameters, query: int) -> Tensor:
         trained = {name: x for name, x in params.items() if not is_constant(x)}
         parts = self._parts(self.loaders[query])
-        tokens = sum(map(_predicted, parts))
+        tokens = sum(map(predicted_tokens, parts))
         value = torch.zeros((), dtype=torch.float64)
         gradient = {name: torch.zeros_like(x) for name, x in trained.items()}
         with torch.enable_grad():
             for batch in parts:
                 leaves = {name: x.detach().requires_grad_() for name, x in trained.items()}
                 loss = self.replay.learner.hard_loss({**params, **leaves}, batch)
-                share = _predicted(batch) / tokens
+                share = predicted_tokens(batch) / tokens
                 of_part = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
                 value += share * loss.detach().double().cpu()
                 for name, x in zip(leaves, of_part, strict=True):
@@ -153,7 +152,7 @@ class Targets(Queries):
     def value(self, params: Parameters, query: int) -> float:
         """The loss of a target, without a derivative."""
         parts = self._parts(self.loaders[query])
-        counts = list(map(_predicted, parts))
+        counts = list(map(predicted_tokens, parts))
         losses = [float(self.replay.learner.hard_loss(params, batch)) for batch in parts]
         return sum(n * loss for n, loss in zip(counts, losses, strict=True)) / sum(counts)
 
@@ -166,7 +165,7 @@ class Targets(Queries):
                 parts.append([])
             parts[-1].append(row)
         batches = [self.replay.batch(loader, rows) for rows in parts]
-        return [batch for batch in batches if _predicted(batch)]
+        return [batch for batch in batches if predicted_tokens(batch)]
 
     def ids(self, query: int) -> list[list[int]]:
         return [batch["input_ids"][0].tolist() for batch in self._rows(self.loaders[query])]
@@ -180,7 +179,7 @@ class Targets(Queries):
             yield from self._rows(loader)
 
     def _predicts(self, query: int) -> bool:
-        return any(_predicted(batch) for batch in self._rows(self.loaders[query]))
+        return any(predicted_tokens(batch) for batch in self._rows(self.loaders[query]))
 
 
 def queries_of(replay: Replay, test: Dataset | Mapping[str, Dataset]) -> Queries:
@@ -201,8 +200,3 @@ def check_rows(argument: str, dataset: Any) -> None:
                 f"{argument} has {given:.100} for rows; give a data set with input_ids, in the form"
                 " of the training set, or several by their names"
             )
-
-
-def _predicted(batch: Mapping[str, Tensor]) -> int:
-    """How many tokens of a batch are predicted."""
-    return int((batch["labels"][:, 1:] != IGNORED).sum())

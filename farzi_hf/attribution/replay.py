@@ -7,9 +7,8 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import accelerate
@@ -71,9 +70,10 @@ class Replay(RowTraining):
     """For each step the rows of its micro-batches, of one process after the other."""
     on_gradient: Callable[[], Any] = lambda: None
     """Is called before each gradient, to show progress."""
-    weights_are_shares: bool = False
-    """Whether the divisor counts the tokens of row i as w_i. Then a row gains nothing by making a
-    step larger, as a row of many tokens does by a factor.
+    shares_of: Tensor | None = None
+    """(n,), how many tokens of each row are predicted, if weights (n,) are shares: the divisor
+    counts the tokens of row i w_i times. Then a row gains nothing by making a step larger, as a row
+    of many tokens does by a factor. None: weights are factors.
     """
 
     @classmethod
@@ -161,7 +161,7 @@ class Replay(RowTraining):
         takes_means = micro_batches.num_items is None
         rows_of_step = list(itertools.chain(*self.order[step - 1]))
         for rows, batch in zip(micro_batches.rows, micro_batches.batches, strict=True):
-            predicted = int((batch["labels"][:, 1:] != IGNORED).sum())
+            predicted = predicted_tokens(batch)
             if takes_means:
                 share = 1 / len(self.order[step - 1])
             elif predicted:
@@ -170,22 +170,12 @@ class Replay(RowTraining):
                 # Other processes wait for its gradient, and for second derivatives.
                 yield 0.0 * sum(x.square().sum() for x in params.values() if x.requires_grad)
                 continue
-            if self.weights_are_shares:
+            if self.shares_of is not None:
                 divided = list(rows) if takes_means else rows_of_step
-                share = share / self._mean_weight(weights, divided)
+                counts = self.shares_of[divided].to(weights)
+                share = share / ((weights[divided] * counts).sum() / counts.sum().clamp(min=1))
             row_weights = self.of_rows(weights, list(rows), batch)
             yield self.learner.hard_loss(params, batch, row_weights) * share
-
-    def _mean_weight(self, weights: Tensor, rows: list[int]) -> Tensor:
-        """The mean of the weights (n,) over the tokens that some rows predict."""
-        counts = self._predicted[rows].to(weights)
-        return (weights[rows] * counts).sum() / counts.sum().clamp(min=1)
-
-    @cached_property
-    def _predicted(self) -> Tensor:
-        """(n,): how many tokens of each row are predicted."""
-        rows = (self.batch(self.loader, [row]) for row in range(self.num_rows))
-        return torch.tensor([int((each["labels"][:, 1:] != IGNORED).sum()) for each in rows])
 
     def _first_gradient(self) -> Tensor:
         """All its numbers (P,), after a comparison with the Trainer's own."""
@@ -236,6 +226,11 @@ class Replay(RowTraining):
             loss = loss / len(losses)
         gradient = _gradient(loss, model.parameters())
         return accelerate.utils.reduce(gradient, "mean")
+
+
+def predicted_tokens(batch: Mapping[str, Tensor]) -> int:
+    """How many tokens of a batch are predicted."""
+    return int((batch["labels"][:, 1:] != IGNORED).sum())
 
 
 def check_readable(learner: Learner, batches: Iterable[dict[str, Tensor]], argument: str) -> None:

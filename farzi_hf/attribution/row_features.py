@@ -50,10 +50,10 @@ class _Row:
 
 def row_features(problem: SelectionProblem, cheap: Sequence[Ranked]) -> Tensor:
     """(k, n): the scores of cheap ways; how much the answer and the prompt of a row look like those
-    of the target; how long they are; what a warmed-up model and a counted one lose on them; which
-    share of the answer's ids the prompt has; and the size of the row's gradient. Each as the rank
-    of the row among the others, with mean 0 and standard deviation 1. What is the same for all rows
-    is left out.
+    of the target; how long they are; what a warmed-up model and a counted one lose on them, and how
+    much less than without what comes before; which share of the answer's ids the prompt has; and
+    the size of the row's gradient. Each as the rank of the row among the others, with mean 0 and
+    standard deviation 1. What is the same for all rows is left out.
 
     Args:
         problem: the pool and its targets.
@@ -67,8 +67,8 @@ def row_features(problem: SelectionProblem, cheap: Sequence[Ranked]) -> Tensor:
     prompts = [row.prompt for row in rows]
     found = [
         *(problem.scores(way) for way in cheap),
-        ngram_importance(answers, [row.answer for row in wanted]),
-        ngram_importance(prompts, [row.prompt for row in wanted]),
+        ngram_importance(answers, [row.answer for row in wanted], are_whole=False),
+        ngram_importance(prompts, [row.prompt for row in wanted], are_whole=False),
         torch.tensor([len(ids) for ids in answers]),
         torch.tensor([len(ids) for ids in prompts]),
         *_losses(problem, batches),
@@ -80,7 +80,16 @@ def row_features(problem: SelectionProblem, cheap: Sequence[Ranked]) -> Tensor:
 
 
 def _standardised_ranks(scores: Sequence[Tensor]) -> Tensor:
-    """Ranks (k, n) of those scores that differ between rows; equal scores have equal ranks."""
+    """Ranks (k, n) of those scores that differ between rows; equal scores have equal ranks.
+
+    Raises:
+        FloatingPointError: one is NaN.
+    """
+    if any(bool(each.isnan().any()) for each in scores):
+        raise FloatingPointError(
+            "what is known of the rows is not finite: the model predicts NaN after a training on"
+            " random rows; give a smaller learning_rate"
+        )
     ranks = torch.stack([torch.from_numpy(rankdata(each.numpy())) for each in scores])
     ranks = ranks - ranks.mean(1, keepdim=True)
     deviations = ranks.square().mean(1, keepdim=True).sqrt()
@@ -97,6 +106,8 @@ def _losses(problem: SelectionProblem, batches: Sequence[Mapping[str, Tensor]]) 
     theta = problem.warm
 
     def of_row(batch: Mapping[str, Tensor]) -> list[float]:
+        if batch["input_ids"].shape[1] < 2:  # nothing is predicted
+            return [0.0] * 4
         nats = _nats(learner.logits(theta, batch), batch)
         is_answer = batch["labels"][0, 1:] != IGNORED
         first = int(is_answer.int().argmax())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Trainer
 
-from farzi_hf.attribution.replay import Replay
+from farzi_hf.attribution.replay import Replay, predicted_tokens
 from farzi_hf.data.seeds import Purpose, derive, seeded, stream
 from farzi_hf.data.shares import rows_by_shares
 from farzi_hf.distillation import Parameters
@@ -123,6 +123,13 @@ class Trainings:
         """(n,): how often each row is read in a training."""
         rows = [row for step in training.order for batch in step for row in batch]
         return torch.bincount(torch.tensor(rows), minlength=self.num_rows)
+
+    @cached_property
+    def predicted(self) -> Tensor:
+        """(n,): how many tokens of each training row are predicted."""
+        replay = self.replay
+        batches = (replay.batch(replay.loader, [row]) for row in range(self.num_rows))
+        return torch.tensor([predicted_tokens(batch) for batch in batches])
 
     @cached_property
     def ids(self) -> list[list[int]]:

@@ -55,6 +55,7 @@ from farzi_hf.report import markdown
 from farzi_hf.summary import FarziData
 
 _SHOWN_GROUPS = 20
+_STEPS_OF_A_CUT = 4  # more make shares that begin with few rows worse
 _FEWEST = 6  # rows of a target, two for each of its parts
 
 
@@ -90,7 +91,6 @@ def command(argv: Sequence[str]) -> None:
             trainings=args.trainings,
             folder=folder,
         )
-        of_smooth = _in_the_smooth_training(found, trainings, smooth, parts, args.trainings)
     table = [_row(each) for each in found.tried]
     say(f"\n{markdown(table)}\n")
     say(
@@ -98,8 +98,6 @@ def command(argv: Sequence[str]) -> None:
         f" {args.trainings} trainings of {trainings.replay.steps} steps; seconds of the choice."
     )
     say(f"\n{found.verdict}")
-    if of_smooth is not None:
-        say(f"\n{of_smooth}")
     mixture = None
     if groups is not None:
         mixture = _mixture(found, groups)
@@ -112,6 +110,9 @@ def command(argv: Sequence[str]) -> None:
         for part in folder.glob("*"):
             _remove(part)
         folder.rmdir()
+    of_smooth = _in_the_smooth_training(found, trainings, smooth, parts, args.trainings)
+    if of_smooth is not None:
+        say(f"\n{of_smooth}")
     say(f"\nThe rows with their weights: load_dataset({str(output)!r}, split='train')")
 
 
@@ -229,7 +230,7 @@ def _ways(outer_steps: int, groups: list[str] | None, *, cuts: bool) -> list[Cho
         InfluenceOfOne(),
         CalibratedScores(cheap),
         *(each for way in learnt for each in (way, EqualWeights(way))),
-        SharesByFeatures(cheap, outer_steps, BestChoice(cheap)),
+        SharesByFeatures(cheap, min(outer_steps, _STEPS_OF_A_CUT), BestChoice(cheap)),
     ]
 
 
@@ -248,15 +249,20 @@ def _in_the_smooth_training(
     if optimizer == trainings.replay.optimizer:
         return None
     of_parts = [{"target": parts[name]} for name in ("dev", "test")]
-    measured = losses(trainings.with_optimizer(optimizer), found.best.weights, of_parts, count)
+    said = (
+        f"Weights were learnt with --learning_rate {optimizer.lr:g} --adam_epsilon"
+        f" {optimizer.eps:g} in place of your own."
+    )
+    try:
+        measured = losses(trainings.with_optimizer(optimizer), found.best.weights, of_parts, count)
+    except FloatingPointError:
+        return f"{said} Models that are trained so on the same rows diverge: keep your own."
     dev, test = (math.exp(float(np.mean(each))) for each in measured)
-    own = float(np.mean(found.best.dev))
-    advice = "use these" if float(np.mean(measured[0])) < own else "keep your own"
+    own = math.exp(float(np.mean(found.best.dev)))
+    advice = "use these" if dev < own else "keep your own"
     return (
-        f"Weights were learnt with --learning_rate {optimizer.lr:g} --adam_epsilon {optimizer.eps:g}"
-        f" in place of your own. Models that are trained so on the same rows have perplexity"
-        f" {dev:.4g} on the dev part ({test:.4g} on the test part), with your own {math.exp(own):.4g}:"
-        f" {advice}."
+        f"{said} Models that are trained so on the same rows have perplexity {dev:.4g} on the dev"
+        f" part ({test:.4g} on the test part), with your own {own:.4g}: {advice}."
     )
 
 

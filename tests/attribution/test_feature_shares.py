@@ -19,6 +19,7 @@ from farzi_hf.attribution.queries import Targets
 from farzi_hf.attribution.replay import Replay
 from farzi_hf.attribution.row_features import row_features
 from farzi_hf.attribution.row_shares import BestChoice, SharesOfRows, shares_of_rows
+from farzi_hf.attribution.trainings import Trainings
 from farzi_hf.data import IGNORED, SequenceCollator
 
 CHEAP = (NGramImportance(), CrossEntropyDifference(), GradientCosine())
@@ -42,7 +43,8 @@ def test_the_influence_of_a_share_is_the_derivative_of_a_weighted_mean(tmp_path,
         data_collator=SequenceCollator(0),
         train_dataset=unequal_rows(),
     )
-    replay = replace(Replay.of(trainer), weights_are_shares=True)
+    trainings = Trainings.of(trainer)
+    replay = replace(trainings.replay, shares_of=trainings.predicted)
     queries = Targets(replay, {"target": target()})
     scores = influence(replay, lambda theta: queries.loss(theta, 0))
     # A mean does not change if all weights grow alike.
