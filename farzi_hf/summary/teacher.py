@@ -83,6 +83,7 @@ def teacher_shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
     return {TEACHER + name: shape for name, shape in outline.shapes.items()}
 
 
+@torch.inference_mode(False)  # tensors made in it are multiplied otherwise, and rounded otherwise
 def teacher_model(
     config: PreTrainedConfig, tensors: Mapping[str, Tensor] | None = None
 ) -> PreTrainedModel:
@@ -107,7 +108,8 @@ def teacher_model(
         ) from error
     if tensors:
         for name, parameter in model.named_parameters():
-            parameter.data = tensors[TEACHER + name]
+            given = tensors[TEACHER + name]
+            parameter.data = given.clone() if given.is_inference() else given
     return evaluating(model)
 
 
