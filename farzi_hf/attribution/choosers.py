@@ -8,12 +8,12 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -42,9 +42,12 @@ from farzi_hf.tasks.counted_text import KneserNey
 _SMOOTHING = 1.0
 """What is added to each count of an n-gram."""
 _ORDER = 3
-"""The longest n-grams of the models whose cross-entropies are compared."""
+"""The longest n-grams of counted models."""
 _WARM = 1_000_000
 """The number of the training at whose end gradients are compared: no other has it."""
+
+
+Way = TypeVar("Way", bound="Chooser")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +76,8 @@ class SelectionProblem:
     """By the name of a way: the shares of reading (n,) that it chose, and the seconds it took."""
     _gradients: list[RowGradients] = field(default_factory=list, repr=False)
     """Of the rows, once they were asked for."""
+    _features: dict[tuple[str, ...], Tensor] = field(default_factory=dict, repr=False)
+    """By the names of the cheap ways among them: what is known of the rows, (k, n)."""
 
     @property
     def steps(self) -> int:
@@ -132,6 +137,23 @@ class SelectionProblem:
             self._gradients.append(RowGradients.of(self))
         return self._gradients[0]
 
+    def features(
+        self, cheap: Sequence[Ranked], make: Callable[[SelectionProblem, Sequence[Ranked]], Tensor]
+    ) -> Tensor:
+        """(k, n): what is known of the rows beforehand, with the scores of these ways. It is made
+        once.
+        """
+        names = tuple(way.name for way in cheap)
+        if names in self._features:
+            self.counted(self.cost_of_features(cheap))
+        else:
+            self._features[names] = make(self, cheap)
+        return self._features[names]
+
+    def cost_of_features(self, cheap: Sequence[Ranked]) -> int:
+        """What they cost, in gradients of a step: the scores, a gradient and the losses of a row."""
+        return sum(way.cost(self) for way in cheap) + 2 * self.num_rows
+
     def note_choice(self, way: str, weights: Tensor, seconds: float) -> None:
         """Notes what the way of this name chose, (n,), and how long that took."""
         self._choices[way] = (weights, seconds)
@@ -153,7 +175,14 @@ class SelectionProblem:
             _dev_losses={},
             _choices={},
             _gradients=[],
+            _features={},
         )
+
+    def best(self, ways: Sequence[Way]) -> Way:
+        """Of some ways the one that was the best on the target's dev part. It has to be measured
+        before; of ways that were not, the first.
+        """
+        return min(ways, key=lambda way: self.dev_loss(way.name))
 
     def note_dev_losses(self, way: str, losses: Sequence[float]) -> None:
         """Notes how good models trained on the rows of a way are on the target's dev part: the loss
@@ -331,12 +360,10 @@ class CrossEntropyDifference(Ranked):
     def scores(self, problem: SelectionProblem) -> Tensor:
         rows = problem.trainings.ids
         wanted = problem.rows_of_targets()
-        of_target = self._model(wanted, problem.vocab_size)
-        draw = stream(problem.trainings.seed, Purpose.CHOSEN_ROWS, 1)
-        halves = np.array_split(draw.permutation(len(rows)), 2)
+        of_target = counted_model(wanted, problem.vocab_size)
         scores = torch.zeros(len(rows))
-        for half, other in (halves, halves[::-1]):
-            of_pool = self._model([rows[i] for i in other[: len(wanted)]], problem.vocab_size)
+        for half, other in halves(problem, 1):
+            of_pool = counted_model([rows[i] for i in other[: len(wanted)]], problem.vocab_size)
             scored = [rows[i] for i in half]
             differences = [
                 float((ours - theirs).mean()) if len(ours) else -np.inf
@@ -349,9 +376,21 @@ class CrossEntropyDifference(Ranked):
             scores[torch.from_numpy(half)] = torch.tensor(differences)
         return scores
 
-    def _model(self, rows: Sequence[Sequence[int]], vocab_size: int) -> KneserNey:
-        dataset = HFDataset.from_dict({"input_ids": [list(row) for row in rows]})
-        return KneserNey.longest(dataset, vocab_size, _ORDER)
+
+def halves(problem: SelectionProblem, number: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Twice the numbers of the rows of one half of the pool, and those of the other half, by which
+    the first can be judged. Equal numbers of such pairs have equal halves.
+    """
+    draw = stream(problem.trainings.seed, Purpose.CHOSEN_ROWS, number)
+    first, second = np.array_split(draw.permutation(problem.num_rows), 2)
+    yield first, second
+    yield second, first
+
+
+def counted_model(rows: Sequence[Sequence[int]], vocab_size: int, order: int = _ORDER) -> KneserNey:
+    """The n-grams of rows of ids, up to this length."""
+    dataset = HFDataset.from_dict({"input_ids": [list(row) for row in rows]})
+    return KneserNey.longest(dataset, vocab_size, order)
 
 
 class GradientCosine(Ranked):
@@ -428,7 +467,7 @@ class BestOf(Ranked):
         return max(way.cost(problem) for way in self.ways)
 
     def scores(self, problem: SelectionProblem) -> Tensor:
-        best = min(self.ways, key=lambda way: problem.dev_loss(way.name))
+        best = problem.best(self.ways)
         problem.counted(self.cost(problem) - best.cost(problem))
         return problem.scores(best)
 

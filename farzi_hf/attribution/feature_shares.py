@@ -90,14 +90,13 @@ class SharesByFeatures(Chooser):
 
     def cost(self, problem: SelectionProblem) -> int:
         of_prior = 0 if self.prior is None else self.prior.cost(problem)
-        of_features = sum(way.cost(problem) for way in self.cheap) + 2 * problem.num_rows
         of_steps = cost_of_steps(problem.smooth, problem.targets, self.steps)
-        return of_prior + of_features + of_steps
+        return of_prior + problem.cost_of_features(self.cheap) + of_steps
 
     def weights(self, problem: SelectionProblem) -> Tensor:
         begin = torch.ones(problem.num_rows)
         if self.prior is not None:
             begin = self.prior.weights(problem)
-        features = row_features(problem, self.cheap)
+        features = problem.features(self.cheap, row_features)
         shares = FeatureShares(torch.zeros(len(features)), features, begin)
         return problem.outer_steps(shares, self.steps, self.name).learnt.weights()

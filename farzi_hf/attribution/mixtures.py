@@ -112,7 +112,7 @@ class BestMixture(Mixture):
         return self._best(problem).numbers(problem)
 
     def _best(self, problem: SelectionProblem) -> Mixture:
-        return min(self.ways, key=lambda way: problem.dev_loss(way.name))
+        return problem.best(self.ways)
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,6 @@ class Replay(RowTraining):
         micro_batches = self.micro_batches(step)
         params = together(params)
         takes_means = micro_batches.num_items is None
-        rows_of_step = list(itertools.chain(*self.order[step - 1]))
         for rows, batch in zip(micro_batches.rows, micro_batches.batches, strict=True):
             predicted = predicted_tokens(batch)
             if takes_means:
@@ -171,7 +170,7 @@ class Replay(RowTraining):
                 yield 0.0 * sum(x.square().sum() for x in params.values() if x.requires_grad)
                 continue
             if self.shares_of is not None:
-                divided = list(rows) if takes_means else rows_of_step
+                divided = list(rows if takes_means else itertools.chain(*self.order[step - 1]))
                 counts = self.shares_of[divided].to(weights)
                 share = share / ((weights[divided] * counts).sum() / counts.sum().clamp(min=1))
             row_weights = self.of_rows(weights, list(rows), batch)

@@ -10,15 +10,19 @@ from itertools import compress
 
 import numpy as np
 import torch
-from datasets import Dataset as HFDataset
 from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from farzi_hf.attribution.choosers import Ranked, SelectionProblem, ngram_importance
+from farzi_hf.attribution.choosers import (
+    Ranked,
+    SelectionProblem,
+    counted_model,
+    halves,
+    ngram_importance,
+)
 from farzi_hf.attribution.queries import Targets
 from farzi_hf.data import IGNORED
-from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.tasks.counted_text import KneserNey
 
 _ORDER = 3
@@ -138,14 +142,12 @@ def _counted_losses(problem: SelectionProblem, rows: Sequence[_Row]) -> Tensor:
     """(2, n), in nats per token of the answer: what a counted model of the other half of the pool
     loses, and how much more one loses that looks at no id before.
     """
-    draw = stream(problem.trainings.seed, Purpose.CHOSEN_ROWS, 3)
-    halves = np.array_split(draw.permutation(len(rows)), 2)
     found = torch.zeros(2, len(rows))
-    for half, other in (halves, halves[::-1]):
-        counted = HFDataset.from_dict({"input_ids": [rows[i].ids for i in other]})
+    for half, other in halves(problem, 3):
+        counted = [rows[i].ids for i in other]
         scored = [rows[i] for i in half]
         losses = [
-            list(_losses_by_counts(KneserNey.longest(counted, problem.vocab_size, order), scored))
+            list(_losses_by_counts(counted_model(counted, problem.vocab_size, order), scored))
             for order in (_ORDER, 1)
         ]
         with_order, without = torch.tensor(losses)

@@ -45,7 +45,7 @@ class BestChoice(Chooser):
         return max(way.cost(problem) for way in self.ways)
 
     def weights(self, problem: SelectionProblem) -> Tensor:
-        best = min(self.ways, key=lambda way: problem.dev_loss(way.name))
+        best = problem.best(self.ways)
         problem.counted(self.cost(problem) - best.cost(problem))
         return problem.weights(best)
 

@@ -122,7 +122,7 @@ def test_with_groups_mixtures_of_them_are_compared_too(folder, tmp_path, capsys)
 def test_it_says_whether_the_smoother_training_would_be_better(
     folder, tmp_path, capsys, monkeypatch
 ):
-    """The model learns nothing at a tenth of the rate, and much more at four times of it."""
+    """The model learns nothing at a hundredth of the rate, and much more at ten times of it."""
     for share, advice in ((0.01, "keep your own"), (10, "use these")):
 
         def gentler(trainings, targets, warm, share=share):
