@@ -9,11 +9,14 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import yaml
 from datasets import load_dataset
@@ -32,16 +35,49 @@ from farzi_hf.report import RunSettings, TaskData
 
 
 def script(folder: Path, launcher: tuple[str, ...], *argv: str) -> subprocess.CompletedProcess:
-    """ptb.py in processes of its own, without a network and with an empty cache."""
+    """ptb.py in processes of its own, without a network and with an empty cache. If they wait for
+    ever, the test fails with the stacks of all of them.
+    """
     environment = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(folder / "cache"),
         "PYTHONPATH": str(RECIPES.parent),
+        "PYTHONFAULTHANDLER": "1",
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, *launcher, str(RECIPES / "ptb.py"), *argv]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    said = [folder / name for name in ("stdout", "stderr")]
+    # Files: a pipe has no end as long as any process has it open, also one that was left behind.
+    with open(said[0], "w") as out, open(said[1], "w") as err:
+        started = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=err)
+        try:
+            code = started.wait(_LONGEST)
+        except subprocess.TimeoutExpired:
+            code = None
+            end_with_stacks(started.pid)
+            started.wait()
+    stdout, stderr = (path.read_text(encoding="utf-8") for path in said)
+    if code is None:
+        pytest.fail(f"not over after {_LONGEST} s\n{stdout[-3000:]}\n{stderr[-20000:]}")
+    return subprocess.CompletedProcess(command, code, stdout, stderr)
+
+
+def end_with_stacks(pid: int) -> None:
+    """Ends a process and all that it has started; those write their stacks to standard error."""
+    started = psutil.Process(pid)
+    processes = [*started.children(recursive=True), started]
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGABRT)
+            process.wait(_TO_WRITE)
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+_LONGEST = 250  # seconds of a run that takes twenty
+_TO_WRITE = 10  # seconds for its stacks
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -271,7 +307,7 @@ def test_two_processes_are_two_and_one_of_them_speaks(tmp_path, monkeypatch):
         "--config_file",
         config,
         "--main_process_port",
-        "29614",
+        "0",  # any that is free
     )
     run = script(tmp_path, launcher, *DEMO, "--output_dir", "run", "--baselines", "head")
     assert run.returncode == 0, run.stderr[-3000:]
