@@ -77,6 +77,7 @@ class Purpose(IntEnum):
     REAL_ROWS = 49  # windows of real rows that students read with a teacher's labels
     ROW_CLUSTERS = 50  # the first centres of groups of training rows
     START_ROWS = 51  # rows of which a teacher's states are looked at, where a student begins
+    NESTED_DROPOUT = 52  # (step): how many dimensions a teacher's head reads of each row
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:

@@ -371,6 +371,19 @@ class ConfigFields(TrainingArguments):
     is the next token.
     """
 
+    teacher_nested_widths: list[int] = field(
+        default_factory=lambda: [],
+        metadata={
+            "help": (
+                "of narrower students: in half of the rows a teacher's head reads so many "
+                "dimensions alone (nested dropout), so that these students lose less"
+            )
+        },
+    )
+    """Of narrower students: in half of the rows a teacher's head reads so many dimensions alone
+    (nested dropout), so that these students lose less.
+    """
+
     packing_penalty: float = field(
         default=0.15, metadata={"help": "λ of a carried teacher: the larger, the fewer bytes"}
     )

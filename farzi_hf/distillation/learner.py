@@ -191,6 +191,7 @@ class Learner:
         batch: Mapping[str, Tensor],
         weights: Tensor | None = None,
         dropout: int | None = None,
+        widths: Tensor | None = None,
     ) -> Tensor:
         """L_D(θ): mean cross-entropy in nats of a real batch: `input_ids`, `labels` and, where
         padded, `attention_mask`, (b, L); with `targets` (n, V), distributions in the place of the
@@ -201,9 +202,15 @@ class Learner:
                 the sum over positions is still divided by their number. None stands for 1.
             dropout: the seed of the masks, with the probabilities of the model's config; None drops
                 nothing.
+            widths: (b,), of how many dimensions of its states the head reads each sequence; None
+                stands for all. It needs a linear head.
         """
         with nullcontext() if dropout is None else models.dropping(self.model, dropout):
             states = self.states(params, _arguments(batch))
+        if widths is not None:
+            numbers = torch.arange(states.shape[-1], device=states.device)
+            is_read = numbers < widths.to(states.device)[:, None]  # (b, k)
+            states = states * is_read[:, None]
         states = states[:, :-1]
         labels = batch["labels"][:, 1:]
         counted = labels != IGNORED

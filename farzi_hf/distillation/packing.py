@@ -88,8 +88,15 @@ class Packing:
             slower = replace(training, optimizer=optimizer, steps=steps, cuts=cuts, falling=1.0)
             seed = derive(seed, Purpose.PACKING)
             labelled = replace(data, counted_share=training.counted_share)
-            taken = steps_of(training.kept)
-            loss = real_loss(learner, labelled, training.batch_size, steps, seed, taken=taken)
+            loss = real_loss(
+                learner,
+                labelled,
+                training.batch_size,
+                steps,
+                seed,
+                taken=steps_of(training.kept),
+                nested_widths=training.nested_widths,
+            )
             validation = slower.validation(learner, data)
             trained = self.in_few_bits(slower, loss, params, largest, data.quiet, validation)
             params = trained.params

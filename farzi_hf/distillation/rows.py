@@ -4,7 +4,7 @@ and Ω. Errors name the argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -20,6 +20,7 @@ from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.sequences import SEQUENCE_COLUMNS, as_rows, check_ids, stored_sequences
 from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation.learner import Learner, Parameters
+from farzi_hf.distillation.nested_dropout import dimensions_read
 from farzi_hf.engine import InnerOptimizer, TrainingState, train
 from farzi_hf.engine.inner_loop import weights
 from farzi_hf.tasks import Task
@@ -326,17 +327,22 @@ def real_loss(
     seed: int,
     dropout: bool = True,
     taken: int = 0,
+    nested_widths: Sequence[int] = (),
 ) -> Callable[[Parameters, int], Tensor]:
     """`loss(θ, step)` on the `real_batches` of these arguments.
 
     Args:
         dropout: whether the learner's own dropout is on. Its masks are a function of seed and step.
+        nested_widths: of nested dropout, see `dimensions_read`; so is what it draws.
     """
     batches = real_batches(data, batch_size, steps, seed, taken)
+    read = dimensions_read(learner, nested_widths, seed)
 
     def loss(params: Parameters, step: int) -> Tensor:
         masks = derive(seed, Purpose.DROPOUT, step) if dropout else None
-        return learner.hard_loss(params, batches(step), dropout=masks)
+        batch = batches(step)
+        widths = read(step, len(batch["input_ids"]))
+        return learner.hard_loss(params, batch, dropout=masks, widths=widths)
 
     return loss
 

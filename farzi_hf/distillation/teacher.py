@@ -20,6 +20,7 @@ from farzi_hf.common.checks import check_share
 from farzi_hf.common.settings import checked, setting
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Learner, Parameters
+from farzi_hf.distillation.nested_dropout import narrower_widths, widths_of
 from farzi_hf.distillation.rows import RealData, real_loss, train_on, validation_loss
 from farzi_hf.distillation.training_progress import (
     Pace,
@@ -118,6 +119,7 @@ class TeacherTraining:
         batch_size: real sequences per step.
         count: the number of teachers.
         dropout: whether the learner's own dropout is on.
+        nested_widths: of nested dropout, see `farzi_hf.distillation.nested_dropout`.
         counted_share: α, the share of what n-grams predict in what the learner should predict, see
             `farzi_hf.tasks.counted_labels`.
         falling: the share of the steps in which the rate falls. 1: it falls from the first step on,
@@ -140,6 +142,7 @@ class TeacherTraining:
     count: int = 1
     dropout: bool = True
     counted_share: float = 0.0
+    nested_widths: tuple[int, ...] = ()
     falling: float = 0.5
     longer: int = 1
     kept: Path | None = None
@@ -173,6 +176,12 @@ class TeacherTraining:
             "of what a teacher of text should predict, the share that counted n-grams predict; the"
             " rest is the next token",
         )
+        teacher_nested_widths: tuple[int, ...] = setting(
+            (),
+            "of narrower students: in half of the rows a teacher's head reads so many dimensions"
+            " alone (nested dropout), so that these students lose less",
+            start=[],
+        )
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> TeacherTraining:
@@ -184,18 +193,24 @@ class TeacherTraining:
         make = TEACHER_OPTIMIZERS[given.teacher_optimizer]
         optimizer = make(given.teacher_learning_rate, weight_decay=given.teacher_weight_decay)
         cuts = cuts_of("teacher_cuts", settings.get("teacher_cuts", ()))
+        nested_widths = widths_of(
+            "teacher_nested_widths", settings.get("teacher_nested_widths", ())
+        )
         return cls(
             optimizer,
             given.teacher_steps,
             given.teacher_batch_size,
             counted_share=given.teacher_counted_share,
+            nested_widths=nested_widths,
             cuts=cuts,
         )
 
-    @property
-    def whole(self) -> TeacherTraining:
-        """The same training, not cut."""
-        return replace(self, within=math.inf, cuts={})
+    def whole(self, learner: Learner) -> TeacherTraining:
+        """The same training of another learner, not cut: with nested dropout at those widths that
+        are narrower than it.
+        """
+        widths = narrower_widths(learner, self.nested_widths)
+        return replace(self, within=math.inf, cuts={}, nested_widths=widths)
 
     def train(self, learner: Learner, data: RealData, seed: int) -> Trained:
         """One teacher. Its initialisation, its minibatches and its dropout depend on `seed`. Raises
@@ -209,6 +224,7 @@ class TeacherTraining:
             derive(seed, Purpose.TEACHER_MINIBATCHES),
             self.dropout,
             steps_of(self.kept),
+            self.nested_widths,
         )
         start = learner.initial_parameters(derive(seed, Purpose.TEACHER), data.device)
         # As students and the stock Trainer have it.

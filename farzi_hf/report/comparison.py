@@ -135,13 +135,14 @@ class Comparison(Students):
         config = config or data.task.learner_config(data.settings.learner, length)
         training = SyntheticTraining.of(inner, farzi.forms)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        learner = Learner(config).to(device)
         return cls(
             task=data.task,
             splits=data.splits(seed),
-            learner=Learner(config).to(device),
+            learner=learner,
             farzi=farzi.to(device),
             training=training,
-            long_training=TeacherTraining.of(farzi.results.recipe).whole,
+            long_training=TeacherTraining.of(farzi.results.recipe).whole(learner),
             steps=inner["steps"],
             seed=42,
             length=getattr(config, "max_length", length),
@@ -165,11 +166,12 @@ class Comparison(Students):
             settings: other arguments of the class.
         """
         args = trainer.args
+        long_training = long_training or args.make_teacher_training()
         return cls(
             task=trainer.task,
             splits=splits,
             length=args.sequence_length,
-            long_training=(long_training or args.make_teacher_training()).whole,
+            long_training=long_training.whole(trainer.learner),
             batch_size=args.per_device_eval_batch_size,
             **vars(trainer.students),
             **settings,

@@ -205,11 +205,12 @@ START_NAMES = {"teacher": "warm", "random": "random"}
 
 def for_longer(ways: Sequence[RealTraining]) -> list[RealTraining]:
     """The ways to try for a longer training, after these were tried, the best first: more steps
-    want smaller ones, dropout, and maybe the other optimizer.
+    want smaller ones, dropout, nested dropout, and maybe the other optimizer.
     """
     best = ways[0]
     rates = (best.rate, best.rate / 2)
     found = [replace(best, rate=rate, dropout=drops) for rate in rates for drops in (False, True)]
+    found.append(replace(best, dropout=True, nested=True))
     others = [way for way in ways if way.optimizer != best.optimizer]
     return found + [replace(way, dropout=best.dropout) for way in others[:1]]
 

@@ -391,7 +391,7 @@ def test_a_config_names_cuts_that_are_none(tmp_path):
         FarziConfig(str(tmp_path), packing_cuts=[3])
     config = FarziConfig(str(tmp_path), teacher_cuts=[2, 3], packing_cuts=[4, 9])
     assert config.make_teacher_training().cuts == {2: 3}
-    assert config.make_teacher_training().whole.cuts == {}
+    assert config.make_teacher_training().whole(Learner(tiny_learner(V))).cuts == {}
     assert config.make_packing().cuts == (4, 9)
     assert config.to_recipe()["teacher_cuts"] == [2, 3]
 
