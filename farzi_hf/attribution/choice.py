@@ -47,6 +47,14 @@ class Chosen:
     """The same on its test part."""
     seconds: float
     """The choice took, without the trainings that measure."""
+    began_with: str = ""
+    """The way that it began with, where its name does not say which of several that was."""
+
+    @property
+    def words(self) -> str:
+        """The way in quotation marks, and what it began with."""
+        began_with = f" (here '{self.began_with}')" if self.began_with else ""
+        return f"'{self.method}'{began_with}"
 
     @property
     def rows(self) -> int:
@@ -102,7 +110,7 @@ class Choice:
         cheap = [each for each in within if each.is_cheap]
         learnt = [each for each in within if not each.is_cheap]
         said = [
-            f"The rows are those of '{best.method}', which is the best on the target's dev part"
+            f"The rows are those of {best.words}, which is the best on the target's dev part"
             f" (perplexity {math.exp(np.mean(best.dev)):.4g}; {math.exp(np.mean(best.test)):.4g} on"
             " its test part)."
         ]
@@ -177,7 +185,14 @@ def choose(
                 weights = shown.weights(chooser)
                 seconds = chooser.seconds(shown)
                 measured = losses(_told(measured_in, bar), weights, (dev, test), trainings)
-                chosen = Chosen(chooser.name, chooser.is_cheap, weights, *measured, seconds)
+                chosen = Chosen(
+                    chooser.name,
+                    chooser.is_cheap,
+                    weights,
+                    *measured,
+                    seconds,
+                    chooser.begins_with(problem),
+                )
                 if kept is not None:
                     kept.write(chooser, chosen)
             tried.append(chosen)
@@ -244,7 +259,12 @@ class _KeptChoices:
         """Keeps what a way has chosen."""
         if not self.writes:
             return
-        known = {"dev": chosen.dev, "test": chosen.test, "seconds": chosen.seconds}
+        known = {
+            "dev": chosen.dev,
+            "test": chosen.test,
+            "seconds": chosen.seconds,
+            "began_with": chosen.began_with,
+        }
         self.folder.mkdir(parents=True, exist_ok=True)
         save_tensors(
             self._file(chosen.method),

@@ -214,6 +214,8 @@ class Chooser(ABC):
     """Whether it takes no training that is differentiated."""
     identity: str = ""
     """Of what its choice depends on beside its name and the problem."""
+    prior: Chooser | None = None
+    """Whose choice it begins with; None where it begins with all rows, or with none."""
 
     @abstractmethod
     def weights(self, problem: SelectionProblem) -> Tensor:
@@ -226,6 +228,12 @@ class Chooser(ABC):
     def seconds(self, problem: SelectionProblem) -> float:
         """What its choice took, which the problem has asked for before."""
         return problem.seconds(self.name)
+
+    def begins_with(self, problem: SelectionProblem) -> str:
+        """The way that it begins with, where its name does not say which of several that is; else
+        nothing.
+        """
+        return "" if self.prior is None else self.prior.begins_with(problem)
 
 
 class AllRows(Chooser):
@@ -466,6 +474,9 @@ class BestOf(Ranked):
         """At most, because nobody knows beforehand which way it is."""
         return max(way.cost(problem) for way in self.ways)
 
+    def begins_with(self, problem: SelectionProblem) -> str:
+        return problem.best(self.ways).name
+
     def scores(self, problem: SelectionProblem) -> Tensor:
         best = problem.best(self.ways)
         problem.counted(self.cost(problem) - best.cost(problem))
@@ -654,6 +665,9 @@ class EqualWeights(Chooser):
 
     def seconds(self, problem: SelectionProblem) -> float:
         return problem.seconds(self.way.name)
+
+    def begins_with(self, problem: SelectionProblem) -> str:
+        return self.way.begins_with(problem)
 
     def weights(self, problem: SelectionProblem) -> Tensor:
         weights = problem.weights(self.way)

@@ -108,6 +108,9 @@ class BestMixture(Mixture):
     def cost(self, problem: SelectionProblem) -> int:
         return self._best(problem).cost(problem)
 
+    def begins_with(self, problem: SelectionProblem) -> str:
+        return self._best(problem).name
+
     def numbers(self, problem: SelectionProblem) -> Tensor:
         return self._best(problem).numbers(problem)
 

@@ -44,6 +44,9 @@ class BestChoice(Chooser):
     def cost(self, problem: SelectionProblem) -> int:
         return max(way.cost(problem) for way in self.ways)
 
+    def begins_with(self, problem: SelectionProblem) -> str:
+        return problem.best(self.ways).name
+
     def weights(self, problem: SelectionProblem) -> Tensor:
         best = problem.best(self.ways)
         problem.counted(self.cost(problem) - best.cost(problem))

@@ -535,6 +535,21 @@ def test_outer_steps_begin_with_the_way_that_is_the_best_on_the_dev_part(tmp_pat
     assert torch.equal(steps.weights(problem), OuterSteps(1, alike).weights(problem))
 
 
+def test_a_choice_says_what_it_began_with_also_when_it_was_kept(tmp_path):
+    last, alike = Counted(), NGramImportance()
+    parts = ({"target": target(4)}, {"target": target(5)})
+    steps = OuterSteps(1, BestOf((last, alike)))
+    ways = [last, alike, steps, EqualWeights(steps)]
+    given = {"trainings": 1, "folder": tmp_path / "kept"}
+    found = choose(problem_of(tmp_path), ways, *parts, **given)
+    assert [each.began_with for each in found.tried] == ["", "", alike.name, alike.name]
+    of_steps = replace(found, tried=found.tried[2:3])
+    assert f"those of '{steps.name}' (here '{alike.name}'), which" in of_steps.verdict
+    alone = choose(problem_of(tmp_path), [steps], *parts, **given).tried[0]
+    assert alone.began_with == alike.name
+    assert torch.equal(alone.weights, found.tried[2].weights)
+
+
 def test_a_way_that_several_begin_with_is_asked_once(tmp_path):
     problem, way = problem_of(tmp_path), Counted()
     CalibratedScores((way, NGramImportance()), trainings=1).weights(problem)
