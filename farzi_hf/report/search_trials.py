@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from farzi_hf.common.text import json_text
 from farzi_hf.distillation import FarziConfig, FarziTrainer, Learner
 from farzi_hf.distillation.learner import Parameters
+from farzi_hf.distillation.nested_dropout import widths_of
 from farzi_hf.distillation.rows import validation_loss
 from farzi_hf.distillation.teacher import TeacherTraining, Trained
 from farzi_hf.distillation.training_progress import numbers_of_cuts, seconds_of
@@ -269,7 +270,12 @@ class SearchTrials:
             "eval_students": 1,
             "disable_tqdm": not sys.stderr.isatty(),
         }
-        return FarziConfig(output_dir, **{**settings, **self.fixed, **changes})
+        settings = {**settings, **self.fixed, **changes}
+        # Of the architectures that are tried, some may be no wider than a student that is asked for.
+        name = "teacher_nested_widths"
+        widths = widths_of(name, settings.get(name, ()))
+        narrower = [width for width in widths if width < width_of(learner)]
+        return FarziConfig(output_dir, **{**settings, name: narrower})
 
     def asked(self, **settings: Any) -> dict[str, Any]:
         """These settings, with the fixed ones in place."""

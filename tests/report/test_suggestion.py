@@ -892,6 +892,15 @@ def test_a_share_of_counts_that_is_given_is_that_of_all_teachers(text, tmp_path)
     assert found.teacher[1].found["teacher_counted_share"] == 0.25
 
 
+@pytest.mark.parametrize(("width", "narrower"), [(16, []), (17, [16]), (64, [16, 32])])
+def test_an_architecture_has_the_nested_widths_that_are_narrower(text, tmp_path, width, narrower):
+    made = search(text, tmp_path)
+    trials = replace(made, fixed={**FIXED, "teacher_nested_widths": [16, 32]}).trials
+    config = trials.config({**GPT2, "n_embd": width}, str(tmp_path))
+    assert config.teacher_nested_widths == narrower
+    assert made.trials.config(GPT2, str(tmp_path)).teacher_nested_widths == []
+
+
 def test_a_choice_has_the_share_of_counts_of_its_teacher(finished):
     _, found = finished
     assert found.config.teacher_counted_share == 0.5
