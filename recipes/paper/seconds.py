@@ -122,12 +122,14 @@ class Split:
         given: settings of students in place of those of the summary.
         folder: of what is kept.
         name: of the files.
+        data: the fingerprint of the rows.
     """
 
     comparison: Comparison
     given: Mapping[str, Any]
     folder: Path
     name: str
+    data: str
 
     @classmethod
     def of(cls, farzi: FarziData, data: TaskData, args: Any, folder: Path) -> Split:
@@ -140,7 +142,9 @@ class Split:
         comparison = Comparison.of_summary(farzi, data, config, num_students=args.num_students)
         given = {"synthetic_batch_size": args.rows, "lr": args.rate}
         given = {name: value for name, value in given.items() if value is not None}
-        return cls(comparison, given, folder, "_".join(map(str, data.settings.splits)))
+        fingerprint = data.fingerprint(data.seeds(42)[0])
+        name = "_".join(map(str, data.settings.splits))
+        return cls(comparison, given, folder, name, fingerprint)
 
     def on_summary(self, start: str, steps: int) -> Measured:
         """Students of the summary that begin so and take so many steps."""
@@ -155,7 +159,8 @@ class Split:
         def make() -> Measured:
             return c.trained(name, students.summary_student, numbers, c.farzi.nbytes, steps)
 
-        return self._kept(name, {"inner": inner}, make)
+        summary = {"summary": c.farzi.fingerprint(), "inner": inner}
+        return self._kept(name, summary, make)
 
     def on_all_data(self, way: RealTraining, seconds: float, count: int) -> Measured:
         """Students on all data for so many seconds."""
@@ -195,9 +200,10 @@ class Split:
         return Measured.from_json(found)
 
     def _settings(self) -> dict[str, Any]:
+        """On what all trainings depend; those on all data do not depend on the summary."""
         c = self.comparison
         learner = c.learner.model.config.to_diff_dict()
-        return {"summary": c.farzi.fingerprint(), "students": c.num_students, "learner": learner}
+        return {"data": self.data, "students": c.num_students, "learner": learner}
 
 
 START_NAMES = {"teacher": "warm", "random": "random"}

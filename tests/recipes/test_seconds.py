@@ -5,7 +5,9 @@ data that are chosen anew for each number of seconds.
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,10 @@ pytest.importorskip("matplotlib")
 import seconds
 
 from farzi_hf.report.full_data import WAYS, FullData, Tried
+
+
+def settings_of(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))["settings"]
 
 
 @pytest.mark.slow
@@ -35,7 +41,8 @@ def test_rows_of_students_and_of_all_data_are_made_once(carried_summary, tmp_pat
     seconds.main(argv)
     assert [way for allowed, way in tried if allowed == 0.02] == list(WAYS[:3])
     slower = replace(WAYS[2], rate=WAYS[2].rate / 2)
-    assert [way for allowed, way in tried if allowed == 0.04] == [WAYS[2], slower, WAYS[1]]
+    nested = replace(WAYS[2], nested=True)
+    assert [way for allowed, way in tried if allowed == 0.04] == [WAYS[2], slower, nested, WAYS[1]]
     with (card / "table.csv").open(encoding="utf-8") as file:
         rows = {row["method"]: row for row in csv.DictReader(file)}
     names = list(rows)
@@ -49,6 +56,11 @@ def test_rows_of_students_and_of_all_data_are_made_once(carried_summary, tmp_pat
     assert (card / "seconds.png").is_file()
     table = (card / "table.md").read_text(encoding="utf-8")
     assert " % (" in table
+
+    # What all the data give does not depend on the summary.
+    of_summary = {path.name: "summary" in settings_of(path) for path in (card / "kept").iterdir()}
+    assert of_summary == {name: "start_t" in name for name in of_summary}
+    assert len(set(of_summary.values())) == 2
 
     def fails(*args: object) -> None:
         raise AssertionError("it trains again")
