@@ -21,7 +21,6 @@ from tqdm.auto import tqdm
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.sequences import flatten_sequences
 from farzi_hf.distillation.learner import Learner
-from farzi_hf.distillation.nested_dropout import narrower_widths
 from farzi_hf.distillation.rows import RealData, validation_loss
 from farzi_hf.distillation.teacher import TEACHER_OPTIMIZERS, TeacherTraining, Trained
 from farzi_hf.report.comparison import Comparison, Measured, Student
@@ -56,15 +55,11 @@ class RealTraining:
     """Of what the learner should predict, the share that counted n-grams predict."""
     weight_decay: float = 0.0
     """Of the optimizer."""
-    nested: bool = False
-    """Whether there is nested dropout at half of the learner's width."""
 
     def __str__(self) -> str:
         parts = [f"{self.optimizer}, rate {self.rate:g} at width 16, {self.tokens} ids a step"]
         if self.dropout:
             parts.append("with dropout")
-        if self.nested:
-            parts.append("with nested dropout")
         if self.counted_share:
             parts.append(f"{self.counted_share:g} of the labels by n-grams")
         if self.weight_decay:
@@ -76,14 +71,8 @@ class RealTraining:
         rate = self.rate * math.sqrt(16 / learner.model.config.hidden_size)
         optimizer = TEACHER_OPTIMIZERS[self.optimizer](rate, weight_decay=self.weight_decay)
         rows = max(1, round(self.tokens / mean_length))
-        half = (learner.model.config.hidden_size // 2,)
         return TeacherTraining(
-            optimizer,
-            steps,
-            rows,
-            dropout=self.dropout,
-            counted_share=self.counted_share,
-            nested_widths=narrower_widths(learner, half) if self.nested else (),
+            optimizer, steps, rows, dropout=self.dropout, counted_share=self.counted_share
         )
 
 

@@ -7,9 +7,9 @@ seconds.
 The summaries carry their teachers. They are of the same data set, each of another split of it, and
 the rows are those of all splits together. For every number of seconds the way to train on all data
 is chosen by trials on the validation part of the first split: all ways for the shortest training,
-and for each longer one the best one before, with its rate and half of it, with and without dropout
-where the student has any (our recommenders), and the best one of the other optimizer. Students of a
-summary have its own settings, but for their number of steps.
+and for each longer one the best one before, with its rate and half of it, and the best one of the
+other optimizer, each with and without dropout where the student has any (our recommenders).
+Students of a summary have its own settings, but for their number of steps.
 
 Whatever was measured is kept in the folder of the card, and a later start does not repeat it.
 Seconds are those of the clock, so give the program a core of its own.
@@ -211,14 +211,13 @@ START_NAMES = {"teacher": "warm", "random": "random"}
 
 def for_longer(ways: Sequence[RealTraining]) -> list[RealTraining]:
     """The ways to try for a longer training, after these were tried, the best first: more steps
-    want smaller ones, dropout, nested dropout, and maybe the other optimizer.
+    want smaller ones, dropout, and maybe the other optimizer. A few seconds do not tell which
+    optimizer is the better one with dropout.
     """
     best = ways[0]
-    rates = (best.rate, best.rate / 2)
-    found = [replace(best, rate=rate, dropout=drops) for rate in rates for drops in (False, True)]
-    found.append(replace(best, dropout=True, nested=True))
     others = [way for way in ways if way.optimizer != best.optimizer]
-    return found + [replace(way, dropout=best.dropout) for way in others[:1]]
+    found = [best, replace(best, rate=best.rate / 2), *others[:1]]
+    return [replace(way, dropout=drops) for way in found for drops in (False, True)]
 
 
 # -- rows ------------------------------------------------------------------------------------------

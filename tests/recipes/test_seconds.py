@@ -41,8 +41,7 @@ def test_rows_of_students_and_of_all_data_are_made_once(carried_summary, tmp_pat
     seconds.main(argv)
     assert [way for allowed, way in tried if allowed == 0.02] == list(WAYS[:3])
     slower = replace(WAYS[2], rate=WAYS[2].rate / 2)
-    nested = replace(WAYS[2], nested=True)
-    assert [way for allowed, way in tried if allowed == 0.04] == [WAYS[2], slower, nested, WAYS[1]]
+    assert [way for allowed, way in tried if allowed == 0.04] == [WAYS[2], slower, WAYS[1]]
     with (card / "table.csv").open(encoding="utf-8") as file:
         rows = {row["method"]: row for row in csv.DictReader(file)}
     names = list(rows)

@@ -33,18 +33,6 @@ def test_the_way_that_does_best_on_the_validation_part_is_chosen(c):
     assert found.error < full.tried(poor, 0.2, found.step_seconds).error
 
 
-def test_a_way_with_nested_dropout_cuts_half_of_the_width(c):
-    way = RealTraining("adam", 0.02, 160, nested=True)
-    assert str(way).endswith("ids a step, with nested dropout")
-    half = c.learner.model.config.hidden_size // 2
-    assert way.of(c.learner, c.length, 3).nested_widths == (half,)
-    plain = replace(way, nested=False)
-    assert plain.of(c.learner, c.length, 3).nested_widths == ()
-    full = FullData(c)
-    errors = [full.tried(each, 0.2, 0.01).error for each in (way, plain)]
-    assert errors[0] != errors[1]
-
-
 @pytest.mark.slow
 def test_a_row_takes_the_seconds_that_it_is_given(c):
     row = FullData(c, ways=WAYS[:2]).same_seconds(0.6)
