@@ -429,6 +429,9 @@ class AsBefore(Chooser):
         self.is_cheap = chosen.is_cheap
         self.chosen = chosen
 
+    def begins_with(self, problem: SelectionProblem) -> str:
+        return self.chosen.began_with
+
     def weights(self, problem: SelectionProblem) -> torch.Tensor:
         return self.chosen.weights
 

@@ -59,6 +59,8 @@ class Measured:
     """The same on its test part."""
     seconds: float
     """Of the choice."""
+    began_with: str = ""
+    """The way that it began with, where its name does not say which of several that was."""
 
 
 @dataclass(frozen=True)
