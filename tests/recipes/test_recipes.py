@@ -68,7 +68,8 @@ def end_with_stacks(pid: int) -> None:
     started = psutil.Process(pid)
     processes = [*started.children(recursive=True), started]
     for process in processes:
-        with suppress(psutil.NoSuchProcess):
+        # One that does not end of itself must not keep the others from being ended.
+        with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
             process.send_signal(signal.SIGABRT)
             process.wait(_TO_WRITE)
     for process in processes:
