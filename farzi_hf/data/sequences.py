@@ -22,7 +22,9 @@ DataRow = dict[str, Any]
 SPLITS = ("train", "validation", "test")
 IGNORED = -100
 """transformers' label of a position that is not predicted."""
-_FILL = {"attention_mask": 0, "labels": IGNORED, "seen": 0}
+SEEN = "seen"
+"""The column of the items that a user has had, which are not ranked."""
+_FILL = {"attention_mask": 0, "labels": IGNORED, SEEN: 0}
 _BLOCK = 1 << 22  # integers that are copied at once
 
 

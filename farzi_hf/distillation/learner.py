@@ -20,7 +20,8 @@ from farzi_hf.data.seeds import check_seed, seeded
 from farzi_hf.distillation import learner_model as models
 from farzi_hf.distillation.layer_checkpoint import keep_inputs_of_layers
 from farzi_hf.distillation.learner_model import LearnerInit, Parameters
-from farzi_hf.engine.devices import portions, values_are_free
+from farzi_hf.engine.devices import values_are_free
+from farzi_hf.models.base import PADDING
 from farzi_hf.summary.soft_tokens import (
     GivenTargets,
     HardTargets,
@@ -31,7 +32,8 @@ from farzi_hf.summary.soft_tokens import (
     vocabulary_size,
 )
 from farzi_hf.summary.teacher import LinearHead, evaluating, parameter_names, whole
-from farzi_hf.summary.vocabulary_sums import FEWEST, linear_cross_entropy, mean_embedding
+from farzi_hf.summary.vocabulary_sums import linear_cross_entropy, mean_embedding
+from farzi_hf.tasks.ranks import candidates, last_items
 
 
 class Learner:
@@ -230,19 +232,19 @@ class Learner:
 
     @torch.no_grad()
     def mean_log_rank(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
-        """The mean of ln r over what a real batch predicts, where the target is the r-th of all
-        entries. Those as likely come before it.
+        """The mean of ln r over the rows of a real batch, where the last item of a row is the r-th
+        of all items that its user has not had (`seen`; without it, those before it in the row).
+        Those as likely come before it.
         """
-        states = self.states(params, _arguments(batch))[:, :-1]
-        labels = batch["labels"][:, 1:]
-        counted = labels != IGNORED
-        weight, bias = (None, None) if self.head is None else self.head.arguments(params)
-        parts = []
-        size = max(FEWEST, portions(states).block // self.vocab_size)
-        for h, y in zip(states[counted].split(size), labels[counted].split(size), strict=True):
-            z = h if weight is None else nn.functional.linear(h, weight, bias)
-            parts.append((~(z < z.gather(1, y[:, None]))).sum(1))  # NaN is not less
-        return torch.cat(parts).to(states.dtype).log().mean()
+        targets, places = last_items(batch["labels"])
+        numbers = torch.arange(len(targets), device=targets.device)
+        h = self.states(params, _arguments(batch))[numbers, places - 1]
+        z = h if self.head is None else nn.functional.linear(h, *self.head.arguments(params))
+        seen = batch.get("seen", batch["labels"][:, :-1])
+        is_other = candidates(z, seen).scatter_(1, targets[:, None], False)
+        is_other[:, PADDING] = False
+        is_before = ~(z < z.gather(1, targets[:, None]))  # NaN is not less
+        return (1 + (is_before & is_other).sum(1)).to(h.dtype).log().mean()
 
     def loss_of_states(
         self, params: Parameters, states: Tensor, targets: Targets, counts: Tensor | None = None

@@ -17,7 +17,13 @@ from torch import Tensor
 
 from farzi_hf.data import IGNORED, check_sequences, minibatches
 from farzi_hf.data.seeds import Purpose, derive
-from farzi_hf.data.sequences import SEQUENCE_COLUMNS, as_rows, check_ids, stored_sequences
+from farzi_hf.data.sequences import (
+    SEEN,
+    SEQUENCE_COLUMNS,
+    as_rows,
+    check_ids,
+    stored_sequences,
+)
 from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.nested_dropout import dimensions_read
@@ -203,9 +209,10 @@ class RealData:
         device: of the learner.
         quiet: whether no progress is shown.
         held_out: rows for validation, on which teachers stop early.
-        ranked: whether the order of the predictions is all that counts. Then the mean ln r of the
-            targets, which are r-th of all entries, is in the place of the loss on held-out rows. A
-            model that has become too sure of itself may still rank better than before.
+        ranked: whether the order of the predictions is all that counts, as where the last items of
+            histories are to be found. Then the mean ln r of these items, each the r-th of those
+            that its user has not had, is in the place of the loss on held-out rows. A model that
+            has become too sure of itself may still rank better than before.
         count: counts the dataset, to label its rows; None where nothing does.
         counted_share: α, the share of what counts predict in what a model learns to predict.
     """
@@ -221,9 +228,10 @@ class RealData:
 
     @cached_property
     def _columns(self) -> Dataset:
-        """What a loss depends on, without the user's other columns."""
+        """What a loss or a rank depends on, without the user's other columns."""
+        names = (*SEQUENCE_COLUMNS, SEEN)
         return self.dataset.select_columns(
-            [name for name in SEQUENCE_COLUMNS if name in self.dataset.column_names]
+            [name for name in names if name in self.dataset.column_names]
         )
 
     def rows(self, numbers: Any = slice(None)) -> list[dict[str, Any]]:
@@ -350,18 +358,20 @@ def real_loss(
 def validation_loss(
     learner: Learner, data: RealData, most: int
 ) -> Callable[[Parameters], float] | None:
-    """The mean loss per token of θ on at most `most` of the held-out rows, spread evenly, or the
-    mean ln r of ranked data; None where there are none.
+    """The mean loss per token of θ on at most `most` of the held-out rows, spread evenly; None where
+    there are none. Of ranked data it is the mean ln r of the rows' last items. These are fewer than
+    the tokens of as many rows, so more rows are taken: as many as have about as many last items.
     """
     if data.held_out is None:
         return None
     held_out = replace(data, dataset=data.held_out, held_out=None)
+    if data.ranked:
+        lengths = stored_sequences(data.held_out)[1]
+        most *= max(1, round(float(lengths.mean()) - 1))
     rows = held_out.rows(range(0, len(data.held_out), -(-len(data.held_out) // most)))
     rows = sorted(rows, key=lambda row: len(row["input_ids"]))  # little is padded
     batches = [held_out.batch(rows[i : i + _TOGETHER]) for i in range(0, len(rows), _TOGETHER)]
-    counts = torch.tensor(
-        [int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in batches], dtype=torch.float64
-    )
+    counts = torch.tensor([_predictions(batch, data.ranked) for batch in batches]).double()
 
     @torch.no_grad()
     def loss(params: Parameters) -> float:
@@ -370,3 +380,9 @@ def validation_loss(
         return float((losses @ counts / counts.sum()).nan_to_num(torch.inf))
 
     return loss
+
+
+def _predictions(batch: Mapping[str, Tensor], ranked: bool) -> int:
+    """Of how many predictions a batch's loss is the mean."""
+    labels = batch["labels"]
+    return len(labels) if ranked else int((labels[:, 1:] != IGNORED).sum())

@@ -30,9 +30,10 @@ from farzi_hf.distillation.rows import RealData, real_batches, train_on, validat
 from farzi_hf.distillation.teacher import Teacher, TeacherTraining
 from farzi_hf.distillation.training_progress import cuts_of, numbers_of_cuts, seconds_of
 from farzi_hf.engine import Direct, InnerAdam, InnerAdamW, Reversible, Tape
-from farzi_hf.models import RNNConfig
+from farzi_hf.models import FMLPConfig, RNNConfig
 from farzi_hf.summary.initialization import INPUT_SEQUENCES, covering_windows, made_up, real_windows
-from farzi_hf.tasks import LanguageModeling
+from farzi_hf.tasks import LanguageModeling, Recommendation
+from farzi_hf.tasks.items import target_ranks
 
 V = 54
 OWN = {"labels": "own", "inputs": "tokens", "teacher_steps": 30, "teacher_batch_size": 20}
@@ -479,8 +480,20 @@ def test_the_loss_on_held_out_rows_is_the_mean_over_their_tokens(sequences):
         )
 
 
+def last_ranks(scores, rows, had):
+    """The rank of each row's last item among those that its user has not had."""
+    ranks = []
+    for row, seen, each in zip(rows, had, scores, strict=True):
+        target = row[-1]
+        of_row = each[len(row) - 2]
+        others = set(range(1, len(of_row))) - set(seen) - {target}
+        ranks.append(1 + sum(float(of_row[item]) >= float(of_row[target]) for item in others))
+    return torch.tensor(ranks, dtype=torch.float64)
+
+
 @pytest.mark.parametrize("tied", [True, False])
-def test_of_ranked_data_only_the_order_counts(sequences, tied):
+@pytest.mark.parametrize("has_seen", [True, False])
+def test_of_ranked_data_the_last_items_count_and_only_their_order(sequences, tied, has_seen):
     config = tiny_learner(V)
     config.tie_word_embeddings = tied
     learner = Learner(lambda: AutoModelForCausalLM.from_config(config).double())
@@ -489,12 +502,12 @@ def test_of_ranked_data_only_the_order_counts(sequences, tied):
         SequenceCollator(),
         sequences["validation"].select(range(8)),
     )
-    batch = collator(rows.to_list())
-    order = learner.logits(theta, batch)[:, :-1].argsort(dim=-1, descending=True, stable=True)
-    labels = batch["labels"][:, 1:]
-    expected = (
-        (1 + (order == labels[..., None]).int().argmax(-1))[labels != -100].double().log().mean()
-    )
+    ids = rows["input_ids"]
+    had = [row[:-1] for row in ids]
+    if has_seen:  # more than the window of the history shows
+        had = [[*row, 1, 2, 3] for row in had]
+        rows = rows.add_column("seen", had)
+    expected = last_ranks(learner.logits(theta, collator(rows.to_list())), ids, had).log().mean()
     data = RealData(sequences["train"], collator, held_out=rows, ranked=True)
     assert validation_loss(learner, data, 1000)(theta) == pytest.approx(float(expected), rel=1e-12)
     assert expected > 1
@@ -505,16 +518,49 @@ def test_of_ranked_data_only_the_order_counts(sequences, tied):
         )
 
 
+def test_a_teacher_of_histories_is_judged_by_the_ranks_that_the_table_shows():
+    histories = [[1 + (7 * user + step) % 30 for step in range(4 + user % 9)] for user in range(24)]
+    held_out = Dataset.from_dict({"input_ids": histories})
+    task = Recommendation(None)
+    learner = Learner(FMLPConfig(num_items=30, hidden_size=8, max_length=6))
+    theta = learner.initial_parameters(0)
+    rows = task.evaluation_rows(held_out, 6)
+    data = RealData(held_out, task.collator, held_out=rows, ranked=True)
+    with torch.no_grad():
+        batch = task.collator(rows.to_list())
+        shown = target_ranks(learner.logits(theta, batch), (batch["labels"], batch["seen"]))
+    expected = float(shown[:, 0].log().mean())
+    assert validation_loss(learner, data, 1000)(theta) == pytest.approx(expected, rel=1e-5)
+
+
+def test_of_ranked_data_as_many_last_items_are_read_as_others_have_tokens(sequences):
+    read = []
+
+    class Collator(SequenceCollator):
+        def __call__(self, rows):
+            read.extend(rows)
+            return super().__call__(rows)
+
+    rows = sequences["validation"]
+    mean = round(sum(map(len, rows["input_ids"])) / len(rows) - 1)
+    learner = Learner(tiny_learner(V))
+    data = RealData(sequences["train"], Collator(), held_out=rows, ranked=True)
+    validation_loss(learner, data, 1)
+    assert len(read) == len(range(0, len(rows), -(-len(rows) // mean)))
+    assert 1 < len(read) <= mean
+
+
 def test_a_model_without_an_order_is_the_worst(sequences):
     learner = Learner(tiny_learner(V))
-    data = RealData(
-        sequences["train"], SequenceCollator(), held_out=sequences["validation"], ranked=True
-    )
+    rows = sequences["validation"]
+    data = RealData(sequences["train"], SequenceCollator(), held_out=rows, ranked=True)
+    left = [len(set(range(1, V)) - set(row[:-1]) | {row[-1]}) for row in rows["input_ids"]]
+    worst = sum(math.log(each) for each in left) / len(left)
     for value in (torch.nan, 0.0):
         theta = {
             name: torch.full_like(x, value) for name, x in learner.initial_parameters(0).items()
         }
-        assert validation_loss(learner, data, 1000)(theta) == pytest.approx(math.log(V))
+        assert validation_loss(learner, data, 1000)(theta) == pytest.approx(worst)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
