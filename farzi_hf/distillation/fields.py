@@ -38,9 +38,17 @@ class ConfigFields(TrainingArguments):
     """e, numbers per own label; by default those of a teacher's head. Read with `labels=own`."""
 
     num_teachers: int = field(
-        default=1, metadata={"help": "teachers; the labels are those of the mean of their logits"}
+        default=1,
+        metadata={
+            "help": (
+                "teachers; the labels are those of the mean of their logits; the carried one "
+                "learns in its packing what all predict on average"
+            )
+        },
     )
-    """Teachers; the labels are those of the mean of their logits. Read with `labels=own`."""
+    """Teachers; the labels are those of the mean of their logits; the carried one learns in its
+    packing what all predict on average. Read with `labels=own`, `labels=teacher`.
+    """
 
     student_start: str | None = field(
         default=None,

@@ -33,14 +33,7 @@ class FirstSummary:
     """A summary to go on with; None makes a new one."""
 
     def check_models(self) -> None:
-        """Raises ValueError if the teachers are too many for the labels, or the learner cannot read
-        a whole row.
-        """
-        if LABELS[self.args.labels].carries_teacher and self.labelling.has_several:
-            raise ValueError(
-                "teacher has several models, labels='teacher' has one: give the best, or"
-                " labels='own', their mean"
-            )
+        """Raises ValueError if the learner cannot read a whole row."""
         length = self.args.sequence_length
         limit = self.learner.readable(length)
         if limit < length:

@@ -21,11 +21,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.kept_start import KeptStart
 from farzi_hf.distillation.learner import Learner, Parameters
+from farzi_hf.distillation.mean_prediction import linear_head
 from farzi_hf.distillation.processes import broadcast, shared, world
 from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.teacher import Teacher, TeacherTraining, Trained
 from farzi_hf.summary import FarziData
-from farzi_hf.summary.teacher import LinearHead
 
 _CHUNK = 64  # sequences that a teacher reads at once
 
@@ -69,17 +69,6 @@ class Labelling:
     def model(self) -> PreTrainedModel:
         """A model of the kind of the first teacher."""
         return self.kinds[0].model if self.given is None else self.given[0]
-
-    @property
-    def has_several(self) -> bool:
-        """Whether there are several models, whose mean labels."""
-        return len(self.kinds if self.given is None else self.given) > 1
-
-    @property
-    def first(self) -> Labelling:
-        """By the first of the models alone."""
-        given = None if self.given is None else self.given[:1]
-        return Labelling(self.kinds[:1], given)
 
     def teachers(
         self, data: RealData, training: TeacherTraining, seed: int, kept: KeptStart | None = None
@@ -147,22 +136,22 @@ class Labelling:
         training: TeacherTraining,
         kept: KeptStart | None = None,
     ) -> tuple[Trained | None, Trained | None]:
-        """Writes the teacher into a summary that carries it, packed into few bits.
+        """Writes the first teacher into a summary that carries it, packed into few bits.
 
         Args:
             farzi, data, settings, kept: as of a call; the summary is changed in place.
-            training: of the teacher, and of its packing in all but the steps.
+            training: of the teachers, and of the packing in all but the steps.
 
         Returns:
-            How the teacher was trained, and how it was packed; None where that was not done, or by
-            another process.
+            How the first teacher was trained, and how it was packed; None where that was not done,
+            or by another process.
         """
-        [teacher] = self.teachers(data, replace(training, count=1), settings.seed, kept)
+        teachers = self.teachers(data, training, settings.seed, kept)
         packing = settings.make_packing()
         training = _kept(training, kept, f"packing-{world()[0]}")  # all processes pack
-        packed = packing(farzi, teacher, data, training, settings.storage, settings.seed)
+        packed = packing(farzi, teachers, data, training, settings.storage, settings.seed)
         broadcast(farzi.tensors)
-        return teacher.trained, packed
+        return teachers[0].trained, packed
 
 
 def _kept(training: TeacherTraining, kept: KeptStart | None, name: str) -> TeacherTraining:
@@ -222,14 +211,3 @@ def _factors(farzi: FarziData, teacher: Teacher) -> tuple[Tensor, Tensor]:
         inputs = farzi.forms.inputs.batch(farzi.tensors, slice(first, first + _CHUNK))
         states.append(learner.states(params, learner.arguments(params, inputs)).flatten(0, 1))
     return head.factors(torch.cat(states), params)
-
-
-def linear_head(learner: Learner) -> LinearHead:
-    """The head of a model that is to label. Its `width` is the `label_dim` with which labels hold
-    all that the model predicts. Raises ValueError if the model has no linear head.
-    """
-    if learner.head is None:
-        raise ValueError(
-            f"teacher: a {type(learner.model).__name__} has no linear head; give another"
-        )
-    return learner.head

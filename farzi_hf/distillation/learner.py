@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,6 @@ from farzi_hf.distillation.learner_model import LearnerInit, Parameters
 from farzi_hf.engine.devices import values_are_free
 from farzi_hf.models.base import PADDING
 from farzi_hf.summary.soft_tokens import (
-    GivenTargets,
     HardTargets,
     SoftTokens,
     Targets,
@@ -190,13 +190,13 @@ class Learner:
     def hard_loss(
         self,
         params: Parameters,
-        batch: Mapping[str, Tensor],
+        batch: Mapping[str, Any],
         weights: Tensor | None = None,
         dropout: int | None = None,
         widths: Tensor | None = None,
     ) -> Tensor:
         """L_D(θ): mean cross-entropy in nats of a real batch: `input_ids`, `labels` and, where
-        padded, `attention_mask`, (b, L); with `targets` (n, V), distributions in the place of the
+        padded, `attention_mask`, (b, L); with `targets` (`Targets`), these n in the place of the
         labels of the n entries that are predicted.
 
         Args:
@@ -208,7 +208,7 @@ class Learner:
                 stands for all. It needs a linear head.
         """
         with nullcontext() if dropout is None else models.dropping(self.model, dropout):
-            states = self.states(params, _arguments(batch))
+            states = self.states_of(params, batch)
         if widths is not None:
             numbers = torch.arange(states.shape[-1], device=states.device)
             is_read = numbers < widths.to(states.device)[:, None]  # (b, k)
@@ -227,7 +227,7 @@ class Learner:
             loss = self.loss_of_states(params, states.flatten(0, 1), targets, counts)
             return loss * counted.numel() / counted.sum()  # a quotient of integers would be float32
         counts = None if weights is None else weights[counted]
-        targets = HardTargets(labels[counted]) if given is None else GivenTargets(given)
+        targets = HardTargets(labels[counted]) if given is None else given
         return self.loss_of_states(params, states[counted], targets, counts)
 
     @torch.no_grad()
@@ -238,7 +238,7 @@ class Learner:
         """
         targets, places = last_items(batch["labels"])
         numbers = torch.arange(len(targets), device=targets.device)
-        h = self.states(params, _arguments(batch))[numbers, places - 1]
+        h = self.states_of(params, batch)[numbers, places - 1]
         z = h if self.head is None else nn.functional.linear(h, *self.head.arguments(params))
         seen = batch.get("seen", batch["labels"][:, :-1])
         is_other = candidates(z, seen).scatter_(1, targets[:, None], False)
@@ -266,6 +266,10 @@ class Learner:
         """
         with nullcontext() if self.head is None else self.head.left_out():
             return torch.func.functional_call(self.model, params, kwargs=dict(arguments)).logits
+
+    def states_of(self, params: Parameters, batch: Mapping[str, Any]) -> Tensor:
+        """The same of a real batch."""
+        return self.states(params, _arguments(batch))
 
     def arguments(self, params: Parameters, inputs: Tensor | SoftTokens) -> dict[str, Tensor]:
         """What the model takes in place of ids (b, L) or soft tokens (b, L, V)."""
@@ -319,5 +323,5 @@ def leaves(params: Parameters) -> Parameters:
     }
 
 
-def _arguments(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _arguments(batch: Mapping[str, Any]) -> dict[str, Tensor]:
     return {key: batch[key] for key in ("input_ids", "attention_mask") if key in batch}

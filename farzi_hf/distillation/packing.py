@@ -5,11 +5,14 @@ numbers small, so that they need few bits once they are coded by their entropy:
 
     min over W, s of   L(W') + λ · mean log(1 + |W / s|)
 
+L is the loss on real data. Where there are several teachers, it is the cross-entropy of what they
+predict there on average, so that the one that is stored stands for all of them.
+
 A matrix has a scale for each of its columns. Vectors (biases, norms) are few, and stay as they are.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +21,7 @@ from torch import Tensor
 from farzi_hf.common.settings import setting
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.learner import Parameters, is_constant
+from farzi_hf.distillation.mean_prediction import MeanPrediction
 from farzi_hf.distillation.rows import RealData, real_loss
 from farzi_hf.distillation.teacher import Teacher, TeacherTraining, Trained
 from farzi_hf.distillation.training_progress import cuts_of, steps_of
@@ -63,19 +67,23 @@ class Packing:
     def __call__(
         self,
         farzi: FarziData,
-        teacher: Teacher,
+        teachers: Sequence[Teacher],
         data: RealData,
         training: TeacherTraining,
         storage: str,
         seed: int,
     ) -> Trained | None:
-        """Trains a teacher on in the bits of `storage`, and writes what is left of it into the
-        summary that carries it. It trains on the real data, as before, at a rate that falls from
-        the first step on, and takes the best state on held-out rows. Returns how, where steps were
-        taken. Raises FloatingPointError if the training diverged.
+        """Trains the first teacher on in the bits of `storage`, and writes what is left of it into
+        the summary that carries it. It trains on the real data, as before, or, where there are
+        several, on what all of them predict there on average; at a rate that falls from the first
+        step on, and takes the best state on held-out rows. Returns how, where steps were taken.
+
+        Raises:
+            FloatingPointError: the training diverged.
+            ValueError: the predictions of several teachers have no mean, see `MeanPrediction`.
         """
-        learner = teacher.learner
-        params = teacher.params
+        learner = teachers[0].learner
+        params = teachers[0].params
         trained = None
         steps = training.steps if self.steps is None else self.steps
         largest = getattr(STORAGES[storage], "largest", None)
@@ -87,7 +95,9 @@ class Packing:
             # learns: the rate must not wait for that, and the training must not go back to them.
             slower = replace(training, optimizer=optimizer, steps=steps, cuts=cuts, falling=1.0)
             seed = derive(seed, Purpose.PACKING)
-            labelled = replace(data, counted_share=training.counted_share)
+            # Several teachers have learnt from counts what there was to learn.
+            share = training.counted_share if len(teachers) == 1 else 0.0
+            labelled = replace(data, counted_share=share)
             loss = real_loss(
                 learner,
                 labelled,
@@ -96,6 +106,7 @@ class Packing:
                 seed,
                 taken=steps_of(training.kept),
                 nested_widths=training.nested_widths,
+                targets=MeanPrediction(teachers) if len(teachers) > 1 else None,
             )
             validation = slower.validation(learner, data)
             trained = self.in_few_bits(slower, loss, params, largest, data.quiet, validation)

@@ -29,6 +29,7 @@ from farzi_hf.distillation.learner import Learner, Parameters
 from farzi_hf.distillation.nested_dropout import dimensions_read
 from farzi_hf.engine import InnerOptimizer, TrainingState, train
 from farzi_hf.engine.inner_loop import weights
+from farzi_hf.summary.soft_tokens import GivenTargets, Targets
 from farzi_hf.tasks import Task
 from farzi_hf.tasks.counted_labels import CountedLabels
 
@@ -244,13 +245,13 @@ class RealData:
             name: x.to(self.device, non_blocking=True) for name, x in self.collator(rows).items()
         }
 
-    def training_batch(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """A batch on the device. Where counts have a share, it has `targets` (n, V), too: what the
-        n entries that are predicted should be.
+    def training_batch(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """A batch on the device. Where counts have a share, it has `targets`, too: what the n
+        entries that are predicted should be.
         """
-        batch = self.batch(rows)
+        batch: dict[str, Any] = self.batch(rows)
         if self.counted_share:
-            batch["targets"] = self._targets(rows, batch["labels"])
+            batch["targets"] = GivenTargets(self._targets(rows, batch["labels"]))
         return batch
 
     def _targets(self, rows: list[dict[str, Any]], labels: Tensor) -> Tensor:
@@ -273,7 +274,7 @@ class RealData:
         return self.count(self.dataset)
 
 
-RealBatches = Callable[[int], Mapping[str, Tensor]]
+RealBatches = Callable[[int], Mapping[str, Any]]
 """The real minibatch of every step: `batches(step)`, steps count from 1."""
 
 
@@ -293,7 +294,7 @@ def real_batches(
         )
     numbers = minibatches(len(data.dataset), batch_size, steps, seed)
 
-    def batch_of(step: int) -> Mapping[str, Tensor]:
+    def batch_of(step: int) -> Mapping[str, Any]:
         return data.training_batch(data.rows() if numbers is None else data.rows(numbers[step - 1]))
 
     return batch_of
@@ -336,12 +337,15 @@ def real_loss(
     dropout: bool = True,
     taken: int = 0,
     nested_widths: Sequence[int] = (),
+    targets: Callable[[Mapping[str, Tensor]], Targets] | None = None,
 ) -> Callable[[Parameters, int], Tensor]:
     """`loss(θ, step)` on the `real_batches` of these arguments.
 
     Args:
         dropout: whether the learner's own dropout is on. Its masks are a function of seed and step.
         nested_widths: of nested dropout, see `dimensions_read`; so is what it draws.
+        targets: what the entries of a batch that are predicted should be; None stands for those
+            that came, or for what counts make of them.
     """
     batches = real_batches(data, batch_size, steps, seed, taken)
     read = dimensions_read(learner, nested_widths, seed)
@@ -349,6 +353,8 @@ def real_loss(
     def loss(params: Parameters, step: int) -> Tensor:
         masks = derive(seed, Purpose.DROPOUT, step) if dropout else None
         batch = batches(step)
+        if targets is not None:
+            batch = {**batch, "targets": targets(batch)}
         widths = read(step, len(batch["input_ids"]))
         return learner.hard_loss(params, batch, dropout=masks, widths=widths)
 

@@ -122,7 +122,7 @@ def carrier_of(trainer: FarziTrainer) -> FarziData:
     config.inner = {**STUDENTS_OF_A_TEACHER, "steps": args.inner_steps}
     farzi = FarziData(config, trainer.task.processing_class).to(args.device)
     args.make_start()(farzi, trainer.train_dataset, args.seed)
-    trainer.labelling.first(farzi, trainer.real_data, args)
+    trainer.labelling(farzi, trainer.real_data, args)
     farzi.store_as(args.storage)
     return farzi
 

@@ -273,6 +273,11 @@ class Search:
                 f"labels={self.fixed['labels']!r}: trials choose summaries that carry a teacher;"
                 " leave labels out"
             )
+        if self.fixed.get("num_teachers", 1) > 1:
+            raise ValueError(
+                f"num_teachers={self.fixed['num_teachers']}: trials pack one teacher; leave it out,"
+                " and set it in the recipe.yaml that they write"
+            )
 
     def _check_learner(self, learner: Mapping[str, Any]) -> None:
         """Raises ValueError if there is no such model, before anything is trained."""

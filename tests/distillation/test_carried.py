@@ -17,10 +17,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from farzi_hf import FarziConfig, FarziTrainer
 from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
-from farzi_hf.distillation.packing import Rounding
+from farzi_hf.distillation.mean_prediction import MeanPrediction
+from farzi_hf.distillation.packing import Packing, Rounding
 from farzi_hf.distillation.run import Interrupted
-from farzi_hf.distillation.teacher import TeacherTraining
+from farzi_hf.distillation.teacher import Teacher, TeacherTraining
 from farzi_hf.engine import Checkpoint, Direct, InnerAdam, Reversible, Tape
+from farzi_hf.models import RNNConfig
 from farzi_hf.summary import FarziData
 from farzi_hf.summary.store.tensor_file import STORAGES
 from farzi_hf.summary.student_starts import STUDENT_STARTS
@@ -287,17 +289,50 @@ def test_storing_a_packed_teacher_changes_no_matrix(sequences, tokenizer, tmp_pa
         assert torch.equal(stored[name], packed[name]), name
 
 
-def test_a_summary_carries_one_teacher(sequences, tokenizer, tmp_path, monkeypatch):
-    """Several models are refused; one is trained, however many `num_teachers` says."""
-    kinds = [tiny_learner(len(tokenizer)), tiny_learner(len(tokenizer))]
-    with pytest.raises(ValueError, match=r"several models.* give the best, or labels='own'"):
-        tiny_trainer(tmp_path, sequences, tokenizer, {"teacher": kinds}, **CARRIED)
-    trained, train = [], TeacherTraining.train
-    monkeypatch.setattr(TeacherTraining, "train", lambda *args: trained.append(0) or train(*args))
-    tiny_trainer(
-        tmp_path, sequences, tokenizer, **{**CARRIED, "max_steps": 0, "num_teachers": 7}
-    ).train()
-    assert len(trained) == 1
+SEVERAL = {**CARRIED, "max_steps": 0, "num_teachers": 3, "teacher_steps": 40}
+
+
+def test_of_several_teachers_the_first_is_carried_and_stands_for_all(
+    sequences, tokenizer, tmp_path
+):
+    trainer = tiny_trainer(tmp_path, sequences, tokenizer, **SEVERAL)
+    farzi, args = trainer.model, trainer.args
+    data = replace(trainer.real_data, held_out=None, quiet=True)
+    training = args.make_teacher_training()
+    teachers = trainer.labelling.teachers(data, training, 0)
+    assert len(teachers) == 3
+    batch = data.batch(data.rows())
+    targets = MeanPrediction(teachers)(batch)
+    entropy = targets.cross_entropy(targets.logits()).mean()
+
+    def distance(steps: int, *taught_by: Teacher) -> float:
+        """From what all predict on average."""
+        Packing(0.0, steps)(farzi, taught_by, data, training, "coded6", 0)
+        params = {name: x.detach() for name, x in farzi.teacher.named_parameters()}
+        loss = Learner(farzi.teacher).hard_loss(params, {**batch, "targets": targets})
+        return float(loss - entropy)
+
+    first = distance(0, *teachers)
+    assert 0 < distance(100, *teachers) < 0.5 * first
+    assert distance(100, teachers[0]) > 0.5 * first
+
+
+def test_a_summary_carries_the_first_of_several_kinds(sequences, tokenizer, tmp_path):
+    kinds = [tiny_learner(len(tokenizer)), RNNConfig(vocab_size=len(tokenizer), hidden_size=8)]
+    trainer = tiny_trainer(
+        tmp_path, sequences, tokenizer, {"teacher": kinds}, **{**SEVERAL, "num_teachers": 1}
+    )
+    trainer.train()
+    assert trainer.model.teacher.config.model_type == kinds[0].model_type
+
+
+def test_several_teachers_that_go_on_are_packed_the_same(sequences, tokenizer, tmp_path):
+    settings = {**SEVERAL, "packing_steps": 8}
+    made = [tiny_trainer(tmp_path / name, sequences, tokenizer, **settings) for name in ("a", "b")]
+    for trainer in made:
+        trainer.train()
+    for ours, theirs in zip(*map(tensors, made), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("inputs", [pytest.param("drawn", marks=pytest.mark.slow), "written"])

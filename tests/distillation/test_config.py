@@ -168,14 +168,14 @@ def test_a_setting_that_no_chosen_variant_uses_is_said_to_have_no_effect(caplog)
     config(inputs="soft", initialization="random", concentration=7.7)
     config(**{**SGD, "inner_betas": [0.7, 0.7]})
     config(last_start=77)
-    config(labels="teacher", num_teachers=77)  # it carries one
+    config(labels="shared", inputs="soft", num_teachers=77)  # it has none
     config(labels="own", student_start="teacher")
     assert caplog.messages == [
         "tau=0.77 has no effect with inputs='tokens'.",
         "concentration=7.7 has no effect with initialization='random'.",
         "inner_betas=[0.7, 0.7] has no effect with inner_optimizer='sgd'.",
         "last_start=77 has no effect with trajectories=None.",
-        "num_teachers=77 has no effect with labels='teacher'.",
+        "num_teachers=77 has no effect with labels='shared'.",
         "student_start='teacher' has no effect with labels='own'.",
     ]
 

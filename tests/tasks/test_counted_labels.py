@@ -101,7 +101,7 @@ def test_what_is_learnt_is_the_next_token_and_what_n_grams_predict(rows):
     expected = 0.4 * torch.from_numpy(NGramLabels(data.dataset, V)(rows[:6], predicted))
     came = torch.tensor([token for row in rows[:6] for token in row[1:]])
     expected[torch.arange(len(came)), came] += 0.6
-    torch.testing.assert_close(batch["targets"], expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(batch["targets"].probabilities, expected, rtol=0, atol=1e-6)
     assert "targets" not in data.batch(some)
 
 

@@ -101,6 +101,9 @@ class TeacherLabels(Labels):
             " or at random; by default teacher, or random where there are outer steps",
             table=STUDENT_STARTS,
         )
+        num_teachers: int = setting(
+            1, "the carried one learns in its packing what all predict on average", least=1
+        )
 
     def __init__(self, config: FarziDataConfig) -> None:
         super().__init__(config)

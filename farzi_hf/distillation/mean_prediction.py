@@ -1,0 +1,76 @@
+"""What several teachers predict on average, as targets of a model that is to stand for all of them.
+
+Teachers from different starts err in different places, so the mean of their logits is better than
+each of them. A model of the same size comes close to it, if it learns what they predict in the
+place of what came next (Hinton, Vinyals & Dean, 2015, arXiv 1503.02531; models as large as their
+teachers: Furlanello et al., 2018, arXiv 1805.04770).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from farzi_hf.data import IGNORED
+from farzi_hf.distillation.learner import Learner
+from farzi_hf.distillation.teacher import Teacher
+from farzi_hf.summary.soft_tokens import SoftTokens
+from farzi_hf.summary.teacher import LinearHead
+
+
+class MeanPrediction:
+    """softmax of the mean of teachers' logits. Logits are states times a head, and so is their
+    mean: all states beside each other times all heads below each other. No logits are kept.
+
+    Args:
+        teachers: over one vocabulary.
+
+    Raises:
+        ValueError: the vocabularies differ, or the logits of a teacher are no linear function of
+            its last hidden states.
+    """
+
+    def __init__(self, teachers: Sequence[Teacher]) -> None:
+        entries = [teacher.learner.vocab_size for teacher in teachers]
+        if len(set(entries)) > 1:
+            raise ValueError(
+                f"teacher: vocabularies of {', '.join(map(str, entries))} entries have no mean;"
+                " give teachers over the same"
+            )
+        self._teachers = teachers
+        self._heads = [linear_head(teacher.learner) for teacher in teachers]
+        with torch.no_grad():
+            weights = [self._factors(number)[1] for number in range(len(teachers))]
+            self._decoder = torch.cat(weights) / len(teachers)
+
+    @torch.no_grad()
+    def __call__(self, batch: Mapping[str, Tensor]) -> SoftTokens:
+        """The n distributions over the V entries, of the n entries of a real batch that are
+        predicted.
+        """
+        is_predicted = batch["labels"][:, 1:] != IGNORED
+        states = []
+        for number, teacher in enumerate(self._teachers):
+            h = teacher.learner.states_of(teacher.params, batch)[:, :-1][is_predicted]
+            states.append(self._factors(number, h)[0])
+        return SoftTokens(torch.cat(states, dim=1), self._decoder)
+
+    def _factors(self, number: int, states: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Those of the logits of a teacher's states; None stands for no state."""
+        head, params = self._heads[number], self._teachers[number].params
+        if states is None:
+            states = params[head.weight].new_empty(0, head.module.in_features)
+        return head.factors(states, params)
+
+
+def linear_head(learner: Learner) -> LinearHead:
+    """The head of a model that is to label. Its `width` is the `label_dim` with which labels hold
+    all that the model predicts. Raises ValueError if the model has no linear head.
+    """
+    if learner.head is None:
+        raise ValueError(
+            f"teacher: a {type(learner.model).__name__} has no linear head; give another"
+        )
+    return learner.head
