@@ -365,15 +365,15 @@ def validation_loss(
     learner: Learner, data: RealData, most: int
 ) -> Callable[[Parameters], float] | None:
     """The mean loss per token of θ on at most `most` of the held-out rows, spread evenly; None where
-    there are none. Of ranked data it is the mean ln r of the rows' last items. These are fewer than
-    the tokens of as many rows, so more rows are taken: as many as have about as many last items.
+    there are none. Of ranked data it is the mean ln r of the rows' last items; then more rows are
+    taken, as many as take about as long as that many rows of which all items are predicted.
     """
     if data.held_out is None:
         return None
     held_out = replace(data, dataset=data.held_out, held_out=None)
     if data.ranked:
         lengths = stored_sequences(data.held_out)[1]
-        most *= max(1, round(float(lengths.mean()) - 1))
+        most = round(most * _of_all_items(learner, float(lengths.mean()) - 1))
     rows = held_out.rows(range(0, len(data.held_out), -(-len(data.held_out) // most)))
     rows = sorted(rows, key=lambda row: len(row["input_ids"]))  # little is padded
     batches = [held_out.batch(rows[i : i + _TOGETHER]) for i in range(0, len(rows), _TOGETHER)]
@@ -386,6 +386,20 @@ def validation_loss(
         return float((losses @ counts / counts.sum()).nan_to_num(torch.inf))
 
     return loss
+
+
+def _of_all_items(learner: Learner, predicted: float) -> float:
+    """How many times as long a row takes of which so many items are predicted as one of which the
+    last item is, by the numbers that each position is multiplied with: the layers have all
+    positions to read, the head those alone that are predicted.
+    """
+    if learner.head is None:
+        return 1.0
+    of_head = learner.head.module.weight.numel()
+    tables = {id(x): x.numel() for x in learner.model.get_input_embeddings().parameters()}
+    tables[id(learner.head.module.weight)] = of_head
+    of_layers = sum(x.numel() for x in learner.model.parameters()) - sum(tables.values())
+    return max(1.0, predicted * (of_layers + of_head) / (predicted * of_layers + of_head))
 
 
 def _predictions(batch: Mapping[str, Tensor], ranked: bool) -> int:

@@ -533,21 +533,21 @@ def test_a_teacher_of_histories_is_judged_by_the_ranks_that_the_table_shows():
     assert validation_loss(learner, data, 1000)(theta) == pytest.approx(expected, rel=1e-5)
 
 
-def test_of_ranked_data_as_many_last_items_are_read_as_others_have_tokens(sequences):
+@pytest.mark.parametrize(("items", "layers", "few", "most"), [(20, 6, 1, 1), (4000, 1, 4, 6)])
+def test_of_ranked_data_more_rows_are_read_where_the_head_is_most_of_the_work(
+    items, layers, few, most
+):
     read = []
 
-    class Collator(SequenceCollator):
-        def __call__(self, rows):
-            read.extend(rows)
-            return super().__call__(rows)
+    def collator(rows):
+        read.extend(rows)
+        return SequenceCollator(0)(rows)
 
-    rows = sequences["validation"]
-    mean = round(sum(map(len, rows["input_ids"])) / len(rows) - 1)
-    learner = Learner(tiny_learner(V))
-    data = RealData(sequences["train"], Collator(), held_out=rows, ranked=True)
-    validation_loss(learner, data, 1)
-    assert len(read) == len(range(0, len(rows), -(-len(rows) // mean)))
-    assert 1 < len(read) <= mean
+    rows = Dataset.from_dict({"input_ids": [[1 + i % 9 for i in range(9)]] * 64})
+    config = FMLPConfig(num_items=items, hidden_size=16, num_hidden_layers=layers, max_length=9)
+    data = RealData(rows, collator, held_out=rows, ranked=True)
+    validation_loss(Learner(config), data, 2)
+    assert 2 * few <= len(read) <= 2 * most
 
 
 def test_a_model_without_an_order_is_the_worst(sequences):
