@@ -686,6 +686,11 @@ def test_labels_that_trials_do_not_choose_are_refused(text, tmp_path):
         Search(*text, tmp_path, "run", fixed={"labels": "own"})
 
 
+def test_trials_pack_one_teacher(text, tmp_path):
+    with pytest.raises(ValueError, match=r"num_teachers=3: trials pack one .* recipe\.yaml"):
+        Search(*text, tmp_path, "run", fixed={"num_teachers": 3})
+
+
 @pytest.mark.parametrize(("name", "value"), [("bytes", 0), ("minutes", -1.0)])
 def test_no_room_is_refused(text, name, value):
     with pytest.raises(ValueError, match=f"{name}={value}"):
