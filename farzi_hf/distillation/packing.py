@@ -6,7 +6,7 @@ numbers small, so that they need few bits once they are coded by their entropy:
     min over W, s of   L(W') + λ · mean log(1 + |W / s|)
 
 L is the loss on real data. Where there are several teachers, it is the cross-entropy of what they
-predict there on average, so that the one that is stored stands for all of them.
+predict there on average, without dropout, so that the one that is stored stands for all of them.
 
 A matrix has a scale for each of its columns. Vectors (biases, norms) are few, and stay as they are.
 """
@@ -95,18 +95,20 @@ class Packing:
             # learns: the rate must not wait for that, and the training must not go back to them.
             slower = replace(training, optimizer=optimizer, steps=steps, cuts=cuts, falling=1.0)
             seed = derive(seed, Purpose.PACKING)
-            # Several teachers have learnt from counts what there was to learn.
-            share = training.counted_share if len(teachers) == 1 else 0.0
-            labelled = replace(data, counted_share=share)
+            # What several teachers predict has what counts could add, and cannot be learnt by heart:
+            # without dropout the one that is stored comes much closer to it (recipes/LOG.md).
+            is_one = len(teachers) == 1
+            labelled = replace(data, counted_share=training.counted_share if is_one else 0.0)
             loss = real_loss(
                 learner,
                 labelled,
                 training.batch_size,
                 steps,
                 seed,
+                dropout=is_one,
                 taken=steps_of(training.kept),
                 nested_widths=training.nested_widths,
-                targets=MeanPrediction(teachers) if len(teachers) > 1 else None,
+                targets=None if is_one else MeanPrediction(teachers),
             )
             validation = slower.validation(learner, data)
             trained = self.in_few_bits(slower, loss, params, largest, data.quiet, validation)
