@@ -87,13 +87,20 @@ class Labelling:
                 teachers.append(Teacher(Learner(model).to(device), params))
             return teachers
         teachers = []
+        all_teachers = len(self.kinds) * training.count
         for number, kind in enumerate(self.kinds):
             first = derive(seed, Purpose.TEACHER_KIND, number) if number else seed
             seeds = [derive(first, Purpose.TEACHER_NUMBER, i) for i in range(training.count)]
             trainings = [
                 _kept(training, kept, f"teacher-{number}-{i}") for i in range(training.count)
             ]
-            teachers += _trained(kind.to(device), data, trainings, seeds)
+            names = [
+                f"Teacher {len(teachers) + i + 1} of {all_teachers}"
+                if all_teachers > 1
+                else "Teacher"
+                for i in range(training.count)
+            ]
+            teachers += _trained(kind.to(device), data, trainings, seeds, names)
         return teachers
 
     def __call__(
@@ -160,15 +167,19 @@ def _kept(training: TeacherTraining, kept: KeptStart | None, name: str) -> Teach
 
 
 def _trained(
-    kind: Learner, data: RealData, trainings: Sequence[TeacherTraining], seeds: Sequence[int]
+    kind: Learner,
+    data: RealData,
+    trainings: Sequence[TeacherTraining],
+    seeds: Sequence[int],
+    names: Sequence[str],
 ) -> list[Teacher]:
-    """A teacher of one kind for each training and its seed. Processes share the work, and then all
-    have all of them. Only the process that has trained one knows how.
+    """A teacher of one kind for each training, its seed and the name of its progress bar. Processes
+    share the work, and then all have all of them. Only the process that has trained one knows how.
     """
     by_this_process: dict[int, Trained] = {}
 
     def train(number: int) -> Parameters:
-        trained = trainings[number].train(kind, data, seeds[number])
+        trained = trainings[number].train(kind, data, seeds[number], names[number])
         by_this_process[number] = trained
         return trained.params
 

@@ -212,9 +212,9 @@ class TeacherTraining:
         widths = narrower_widths(learner, self.nested_widths)
         return replace(self, within=math.inf, cuts={}, nested_widths=widths)
 
-    def train(self, learner: Learner, data: RealData, seed: int) -> Trained:
-        """One teacher. Its initialisation, its minibatches and its dropout depend on `seed`. Raises
-        FloatingPointError if the training diverged.
+    def train(self, learner: Learner, data: RealData, seed: int, name: str = "Teacher") -> Trained:
+        """One teacher. Its initialisation, its minibatches and its dropout depend on `seed`, and
+        the progress bar is called `name`. Raises FloatingPointError if the training diverged.
         """
         loss = real_loss(
             learner,
@@ -230,7 +230,7 @@ class TeacherTraining:
         # As students and the stock Trainer have it.
         optimizer = self.optimizer.without_decay(learner.no_decay)
         training = replace(self, optimizer=optimizer)
-        return training.run("Teacher", loss, start, data.quiet, self.validation(learner, data))
+        return training.run(name, loss, start, data.quiet, self.validation(learner, data))
 
     def step_seconds(self, learner: Learner, data: RealData, seed: int) -> float:
         """Seconds of a step, from a training that is timed twice: the first one warms up. Nothing
