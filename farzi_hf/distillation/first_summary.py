@@ -33,7 +33,11 @@ class FirstSummary:
     """A summary to go on with; None makes a new one."""
 
     def check_models(self) -> None:
-        """Raises ValueError if the learner cannot read a whole row."""
+        """Raises ValueError if the learner cannot read a whole row, or several teachers cannot be
+        carried as one.
+        """
+        if self.given is None and LABELS[self.args.labels].carries_teacher:
+            self.labelling.check_several(self.args)
         length = self.args.sequence_length
         limit = self.learner.readable(length)
         if limit < length:

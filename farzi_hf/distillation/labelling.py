@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.distillation.kept_start import KeptStart
 from farzi_hf.distillation.learner import Learner, Parameters
-from farzi_hf.distillation.mean_prediction import linear_head
+from farzi_hf.distillation.mean_prediction import check_mean, linear_head
 from farzi_hf.distillation.processes import broadcast, shared, world
 from farzi_hf.distillation.rows import RealData
 from farzi_hf.distillation.teacher import Teacher, TeacherTraining, Trained
@@ -69,6 +69,24 @@ class Labelling:
     def model(self) -> PreTrainedModel:
         """A model of the kind of the first teacher."""
         return self.kinds[0].model if self.given is None else self.given[0]
+
+    def check_several(self, settings: Any) -> None:
+        """Raises ValueError if a summary of these settings carries one of several teachers, and
+        cannot learn what all of them predict. Nothing has been trained then.
+
+        Args:
+            settings: a `FarziConfig`, of a summary that carries a teacher.
+        """
+        several = self.kinds if self.given is None else tuple(map(Learner, self.given))
+        if len(several) * (settings.num_teachers if self.given is None else 1) == 1:
+            return
+        if not settings.make_packing().learns_in(settings.storage):
+            raise ValueError(
+                "teacher: of several, the one that a summary carries learns in its packing what all"
+                f" predict, and storage={settings.storage!r} with packing_steps="
+                f"{settings.packing_steps} has none: choose another, or give one teacher"
+            )
+        check_mean(several)
 
     def teachers(
         self, data: RealData, training: TeacherTraining, seed: int, kept: KeptStart | None = None

@@ -33,12 +33,7 @@ class MeanPrediction:
     """
 
     def __init__(self, teachers: Sequence[Teacher]) -> None:
-        entries = [teacher.learner.vocab_size for teacher in teachers]
-        if len(set(entries)) > 1:
-            raise ValueError(
-                f"teacher: vocabularies of {', '.join(map(str, entries))} entries have no mean;"
-                " give teachers over the same"
-            )
+        check_mean([teacher.learner for teacher in teachers])
         self._teachers = teachers
         self._heads = [linear_head(teacher.learner) for teacher in teachers]
         with torch.no_grad():
@@ -63,6 +58,20 @@ class MeanPrediction:
         if states is None:
             states = params[head.weight].new_empty(0, head.module.in_features)
         return head.factors(states, params)
+
+
+def check_mean(learners: Sequence[Learner]) -> None:
+    """Raises ValueError if what models of these kinds predict has no mean that can be learnt: the
+    vocabularies differ, or the logits of one are no linear function of its last hidden states.
+    """
+    entries = [learner.vocab_size for learner in learners]
+    if len(set(entries)) > 1:
+        raise ValueError(
+            f"teacher: vocabularies of {', '.join(map(str, entries))} entries have no mean; give"
+            " teachers over the same"
+        )
+    for learner in learners:
+        linear_head(learner)
 
 
 def linear_head(learner: Learner) -> LinearHead:

@@ -64,6 +64,10 @@ class Packing:
                 " without it"
             )
 
+    def learns_in(self, storage: str) -> bool:
+        """Whether a teacher trains on in this storage; in others it is written as it is."""
+        return self.steps != 0 and hasattr(STORAGES[storage], "largest")
+
     def __call__(
         self,
         farzi: FarziData,

@@ -230,7 +230,7 @@ class RealData:
     @cached_property
     def _columns(self) -> Dataset:
         """What a loss or a rank depends on, without the user's other columns."""
-        names = (*SEQUENCE_COLUMNS, SEEN)
+        names = (*SEQUENCE_COLUMNS, SEEN) if self.ranked else SEQUENCE_COLUMNS
         return self.dataset.select_columns(
             [name for name in names if name in self.dataset.column_names]
         )

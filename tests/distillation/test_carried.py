@@ -317,6 +317,21 @@ def test_of_several_teachers_the_first_is_carried_and_stands_for_all(
     assert distance(100, teachers[0]) > 0.5 * first
 
 
+@pytest.mark.parametrize("given", [{"storage": "exact"}, {"packing_steps": 0}])
+def test_several_teachers_that_could_not_be_packed_are_refused_first(
+    sequences, tokenizer, tmp_path, given
+):
+    with pytest.raises(ValueError, match=r"learns in its packing .* or give one teacher"):
+        tiny_trainer(tmp_path, sequences, tokenizer, **{**SEVERAL, **given})
+    tiny_trainer(tmp_path, sequences, tokenizer, **{**SEVERAL, **given, "num_teachers": 1})
+
+
+def test_several_kinds_without_a_mean_are_refused_before_they_train(sequences, tokenizer, tmp_path):
+    kinds = [tiny_learner(len(tokenizer)), tiny_learner(len(tokenizer) + 1)]
+    with pytest.raises(ValueError, match="have no mean; give teachers over the same"):
+        tiny_trainer(tmp_path, sequences, tokenizer, {"teacher": kinds}, **SEVERAL)
+
+
 def test_a_summary_carries_the_first_of_several_kinds(sequences, tokenizer, tmp_path):
     kinds = [tiny_learner(len(tokenizer)), RNNConfig(vocab_size=len(tokenizer), hidden_size=8)]
     trainer = tiny_trainer(

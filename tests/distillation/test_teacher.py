@@ -533,6 +533,12 @@ def test_a_teacher_of_histories_is_judged_by_the_ranks_that_the_table_shows():
     assert validation_loss(learner, data, 1000)(theta) == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_column_of_the_users_that_is_called_seen_is_not_read(sequences):
+    rows = sequences["train"].select(range(4)).add_column("seen", [True, False, True, False])
+    data = RealData(rows, SequenceCollator())
+    assert "seen" not in data.batch(data.rows())
+
+
 @pytest.mark.parametrize(("items", "layers", "few", "most"), [(20, 6, 1, 1), (4000, 1, 4, 6)])
 def test_of_ranked_data_more_rows_are_read_where_the_head_is_most_of_the_work(
     items, layers, few, most
