@@ -21,7 +21,7 @@ from farzi_hf.data.seeds import check_seed, seeded
 from farzi_hf.distillation import learner_model as models
 from farzi_hf.distillation.layer_checkpoint import keep_inputs_of_layers
 from farzi_hf.distillation.learner_model import LearnerInit, Parameters
-from farzi_hf.engine.devices import values_are_free
+from farzi_hf.engine.devices import portions, values_are_free
 from farzi_hf.models.base import PADDING
 from farzi_hf.summary.soft_tokens import (
     HardTargets,
@@ -32,8 +32,8 @@ from farzi_hf.summary.soft_tokens import (
     vocabulary_size,
 )
 from farzi_hf.summary.teacher import LinearHead, evaluating, parameter_names, whole
-from farzi_hf.summary.vocabulary_sums import linear_cross_entropy, mean_embedding
-from farzi_hf.tasks.ranks import candidates, last_items
+from farzi_hf.summary.vocabulary_sums import FEWEST, linear_cross_entropy, mean_embedding
+from farzi_hf.tasks.ranks import are_last, candidates
 
 
 class Learner:
@@ -231,20 +231,31 @@ class Learner:
         return self.loss_of_states(params, states[counted], targets, counts)
 
     @torch.no_grad()
-    def mean_log_rank(self, params: Parameters, batch: Mapping[str, Tensor]) -> Tensor:
-        """The mean of ln r over the rows of a real batch, where the last item of a row is the r-th
-        of all items that its user has not had (`seen`; without it, those before it in the row).
-        Those as likely come before it.
+    def mean_log_rank(
+        self, params: Parameters, batch: Mapping[str, Tensor], last: int = 1
+    ) -> Tensor:
+        """The mean of ln r over the last items of the rows of a real batch, where an item is the
+        r-th of all that its user has not had (`seen`, and the row). Those as likely come before it.
+
+        Args:
+            last: how many items of a row are ranked, at most. The first one never is.
         """
-        targets, places = last_items(batch["labels"])
-        numbers = torch.arange(len(targets), device=targets.device)
-        h = self.states_of(params, batch)[numbers, places - 1]
-        z = h if self.head is None else nn.functional.linear(h, *self.head.arguments(params))
-        seen = batch.get("seen", batch["labels"][:, :-1])
-        is_other = candidates(z, seen).scatter_(1, targets[:, None], False)
-        is_other[:, PADDING] = False
-        is_before = ~(z < z.gather(1, targets[:, None]))  # NaN is not less
-        return (1 + (is_before & is_other).sum(1)).to(h.dtype).log().mean()
+        labels = batch["labels"]
+        is_ranked = are_last(labels, last)
+        had = torch.cat([batch["seen"], labels], dim=1) if "seen" in batch else labels
+        states = self.states_of(params, batch)[:, :-1][is_ranked[:, 1:]]
+        targets = labels[is_ranked]
+        had = had[is_ranked.nonzero()[:, 0]]
+        weight, bias = (None, None) if self.head is None else self.head.arguments(params)
+        size = max(FEWEST, portions(states).block // self.vocab_size)
+        ranks = []
+        for h, y, seen in zip(*(x.split(size) for x in (states, targets, had)), strict=True):
+            z = h if weight is None else nn.functional.linear(h, weight, bias)
+            is_other = candidates(z, seen).scatter_(1, y[:, None], False)
+            is_other[:, PADDING] = False
+            is_before = ~(z < z.gather(1, y[:, None]))  # NaN is not less
+            ranks.append(1 + (is_before & is_other).sum(1))
+        return torch.cat(ranks).to(states.dtype).log().mean()
 
     def loss_of_states(
         self, params: Parameters, states: Tensor, targets: Targets, counts: Tensor | None = None

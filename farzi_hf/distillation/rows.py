@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +32,7 @@ from farzi_hf.engine.inner_loop import weights
 from farzi_hf.summary.soft_tokens import GivenTargets, Targets
 from farzi_hf.tasks import Task
 from farzi_hf.tasks.counted_labels import CountedLabels
+from farzi_hf.tasks.ranks import are_last
 
 if TYPE_CHECKING:
     from farzi_hf.distillation.config import FarziConfig
@@ -41,6 +42,8 @@ EvaluationSets = Dataset | Mapping[str, Dataset] | None
 """One evaluation set, or several by name."""
 T = TypeVar("T")
 _TOGETHER = 64  # held-out rows that a model reads at once
+_ENOUGH = 1000
+"""Ranks of which a mean is steady enough to stop a training by it."""
 
 # -- the rows of a trainer -------------------------------------------------------------------------
 
@@ -366,7 +369,8 @@ def validation_loss(
 ) -> Callable[[Parameters], float] | None:
     """The mean loss per token of θ on at most `most` of the held-out rows, spread evenly; None where
     there are none. Of ranked data it is the mean ln r of the rows' last items; then more rows are
-    taken, as many as take about as long as that many rows of which all items are predicted.
+    taken, as many as take about as long as that many rows of which all items are predicted. Where
+    the rows are few, more than one item of each is ranked, because the mean of few ranks is noise.
     """
     if data.held_out is None:
         return None
@@ -377,11 +381,16 @@ def validation_loss(
     rows = held_out.rows(range(0, len(data.held_out), -(-len(data.held_out) // most)))
     rows = sorted(rows, key=lambda row: len(row["input_ids"]))  # little is padded
     batches = [held_out.batch(rows[i : i + _TOGETHER]) for i in range(0, len(rows), _TOGETHER)]
-    counts = torch.tensor([_predictions(batch, data.ranked) for batch in batches]).double()
+    each: Callable[[Parameters, Mapping[str, Tensor]], Tensor] = learner.hard_loss
+    are_predicted = _after_the_first
+    if data.ranked:
+        last = -(-_ENOUGH // len(rows))
+        each = partial(learner.mean_log_rank, last=last)
+        are_predicted = partial(are_last, count=last)
+    counts = torch.tensor([int(are_predicted(batch["labels"]).sum()) for batch in batches]).double()
 
     @torch.no_grad()
     def loss(params: Parameters) -> float:
-        each = learner.mean_log_rank if data.ranked else learner.hard_loss
         losses = torch.stack([each(params, batch) for batch in batches]).cpu().double()
         return float((losses @ counts / counts.sum()).nan_to_num(torch.inf))
 
@@ -402,7 +411,6 @@ def _of_all_items(learner: Learner, predicted: float) -> float:
     return max(1.0, predicted * (of_layers + of_head) / (predicted * of_layers + of_head))
 
 
-def _predictions(batch: Mapping[str, Tensor], ranked: bool) -> int:
-    """Of how many predictions a batch's loss is the mean."""
-    labels = batch["labels"]
-    return len(labels) if ranked else int((labels[:, 1:] != IGNORED).sum())
+def _after_the_first(labels: Tensor) -> Tensor:
+    """(b, L − 1): whether an entry is predicted."""
+    return labels[:, 1:] != IGNORED

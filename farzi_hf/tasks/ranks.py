@@ -32,6 +32,20 @@ def last_items(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return labels.gather(1, places[:, None])[:, 0], places
 
 
+def are_last(labels: torch.Tensor, count: int) -> torch.Tensor:
+    """(B, L): whether an item is one of the last `count` of its row. The first one never is, because
+    nothing stands before it.
+
+    Args:
+        labels: (B, L) ids, −100 at padding.
+    """
+    is_item = labels != IGNORED
+    from_end = is_item.flip(1).cumsum(1).flip(1)
+    is_last = is_item & (from_end <= count)
+    is_last[:, 0] = False
+    return is_last
+
+
 def rank_statistics(
     scores: torch.Tensor,
     targets: torch.Tensor,

@@ -22,6 +22,7 @@ from farzi_hf.data import SequenceCollator, flatten_sequences
 from farzi_hf.data.seeds import Purpose, derive
 from farzi_hf.data.streams import RowStream
 from farzi_hf.distillation import Learner, MetaMatching, SyntheticTraining
+from farzi_hf.distillation import rows as rows_module
 from farzi_hf.distillation import teacher as teacher_module
 from farzi_hf.distillation.labelling import Labelling, label, linear_head
 from farzi_hf.distillation.learner import whole
@@ -480,20 +481,23 @@ def test_the_loss_on_held_out_rows_is_the_mean_over_their_tokens(sequences):
         )
 
 
-def last_ranks(scores, rows, had):
-    """The rank of each row's last item among those that its user has not had."""
+def last_ranks(scores, rows, seen, last):
+    """The ranks of each row's last items among those that its user has not had."""
     ranks = []
-    for row, seen, each in zip(rows, had, scores, strict=True):
-        target = row[-1]
-        of_row = each[len(row) - 2]
-        others = set(range(1, len(of_row))) - set(seen) - {target}
-        ranks.append(1 + sum(float(of_row[item]) >= float(of_row[target]) for item in others))
+    for row, had, of_row in zip(rows, seen, scores, strict=True):
+        for place in range(max(1, len(row) - last), len(row)):
+            z = of_row[place - 1].tolist()
+            others = set(range(1, len(z))) - set(had) - set(row)
+            ranks.append(1 + sum(z[item] >= z[row[place]] for item in others))
     return torch.tensor(ranks, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("has_seen", [True, False])
-def test_of_ranked_data_the_last_items_count_and_only_their_order(sequences, tied, has_seen):
+@pytest.mark.parametrize(("has_seen", "last"), [(True, 1), (True, 3), (False, 1), (False, 100)])
+def test_of_ranked_data_the_last_items_count_and_only_their_order(
+    sequences, tied, has_seen, last, monkeypatch
+):
+    monkeypatch.setattr(rows_module, "_ENOUGH", 8 * last)
     config = tiny_learner(V)
     config.tie_word_embeddings = tied
     learner = Learner(lambda: AutoModelForCausalLM.from_config(config).double())
@@ -503,11 +507,12 @@ def test_of_ranked_data_the_last_items_count_and_only_their_order(sequences, tie
         sequences["validation"].select(range(8)),
     )
     ids = rows["input_ids"]
-    had = [row[:-1] for row in ids]
+    seen = [[]] * 8
     if has_seen:  # more than the window of the history shows
-        had = [[*row, 1, 2, 3] for row in had]
-        rows = rows.add_column("seen", had)
-    expected = last_ranks(learner.logits(theta, collator(rows.to_list())), ids, had).log().mean()
+        seen = [[*row[:-1], 1, 2, 3] for row in ids]
+        rows = rows.add_column("seen", seen)
+    scores = learner.logits(theta, collator(rows.to_list()))
+    expected = last_ranks(scores, ids, seen, last).log().mean()
     data = RealData(sequences["train"], collator, held_out=rows, ranked=True)
     assert validation_loss(learner, data, 1000)(theta) == pytest.approx(float(expected), rel=1e-12)
     assert expected > 1
@@ -518,7 +523,8 @@ def test_of_ranked_data_the_last_items_count_and_only_their_order(sequences, tie
         )
 
 
-def test_a_teacher_of_histories_is_judged_by_the_ranks_that_the_table_shows():
+def test_a_teacher_of_histories_is_judged_by_the_ranks_that_the_table_shows(monkeypatch):
+    monkeypatch.setattr(rows_module, "_ENOUGH", 24)  # as many as there are users
     histories = [[1 + (7 * user + step) % 30 for step in range(4 + user % 9)] for user in range(24)]
     held_out = Dataset.from_dict({"input_ids": histories})
     task = Recommendation(None)
@@ -560,7 +566,12 @@ def test_a_model_without_an_order_is_the_worst(sequences):
     learner = Learner(tiny_learner(V))
     rows = sequences["validation"]
     data = RealData(sequences["train"], SequenceCollator(), held_out=rows, ranked=True)
-    left = [len(set(range(1, V)) - set(row[:-1]) | {row[-1]}) for row in rows["input_ids"]]
+    # All ids but the first of a row are ranked, among those that the row does not have.
+    left = [
+        len(set(range(1, V)) - set(row)) + 1
+        for row in rows["input_ids"]
+        for _ in range(len(row) - 1)
+    ]
     worst = sum(math.log(each) for each in left) / len(left)
     for value in (torch.nan, 0.0):
         theta = {
