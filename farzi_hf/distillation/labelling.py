@@ -77,8 +77,8 @@ class Labelling:
         Args:
             settings: a `FarziConfig`, of a summary that carries a teacher.
         """
-        several = self.kinds if self.given is None else tuple(map(Learner, self.given))
-        if len(several) * (settings.num_teachers if self.given is None else 1) == 1:
+        count = len(self.kinds) * settings.num_teachers if self.given is None else len(self.given)
+        if count == 1:
             return
         if not settings.make_packing().learns_in(settings.storage):
             raise ValueError(
@@ -86,7 +86,7 @@ class Labelling:
                 f" predict, and storage={settings.storage!r} with packing_steps="
                 f"{settings.packing_steps} has none: choose another, or give one teacher"
             )
-        check_mean(several)
+        check_mean(self.kinds if self.given is None else list(map(Learner, self.given)))
 
     def teachers(
         self, data: RealData, training: TeacherTraining, seed: int, kept: KeptStart | None = None

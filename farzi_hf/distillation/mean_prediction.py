@@ -37,8 +37,11 @@ class MeanPrediction:
         self._teachers = teachers
         self._heads = [linear_head(teacher.learner) for teacher in teachers]
         with torch.no_grad():
-            weights = [self._factors(number)[1] for number in range(len(teachers))]
-            self._decoder = torch.cat(weights) / len(teachers)
+            decoders = [
+                head.decoder(teacher.params)
+                for head, teacher in zip(self._heads, teachers, strict=True)
+            ]
+            self._decoder = torch.cat(decoders) / len(teachers)
 
     @torch.no_grad()
     def __call__(self, batch: Mapping[str, Tensor]) -> SoftTokens:
@@ -46,18 +49,11 @@ class MeanPrediction:
         predicted.
         """
         is_predicted = batch["labels"][:, 1:] != IGNORED
-        states = []
-        for number, teacher in enumerate(self._teachers):
-            h = teacher.learner.states_of(teacher.params, batch)[:, :-1][is_predicted]
-            states.append(self._factors(number, h)[0])
-        return SoftTokens(torch.cat(states, dim=1), self._decoder)
-
-    def _factors(self, number: int, states: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Those of the logits of a teacher's states; None stands for no state."""
-        head, params = self._heads[number], self._teachers[number].params
-        if states is None:
-            states = params[head.weight].new_empty(0, head.module.in_features)
-        return head.factors(states, params)
+        latents = []
+        for head, teacher in zip(self._heads, self._teachers, strict=True):
+            states = teacher.learner.states_of(teacher.params, batch)[:, :-1]
+            latents.append(head.latents(states[is_predicted]))
+        return SoftTokens(torch.cat(latents, dim=1), self._decoder)
 
 
 def check_mean(learners: Sequence[Learner]) -> None:

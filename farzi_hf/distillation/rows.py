@@ -30,6 +30,7 @@ from farzi_hf.distillation.nested_dropout import dimensions_read
 from farzi_hf.engine import InnerOptimizer, TrainingState, train
 from farzi_hf.engine.inner_loop import weights
 from farzi_hf.summary.soft_tokens import GivenTargets, Targets
+from farzi_hf.summary.teacher import numbers_beside_tables
 from farzi_hf.tasks import Task
 from farzi_hf.tasks.counted_labels import CountedLabels
 from farzi_hf.tasks.ranks import are_last
@@ -405,9 +406,7 @@ def _of_all_items(learner: Learner, predicted: float) -> float:
     if learner.head is None:
         return 1.0
     of_head = learner.head.module.weight.numel()
-    tables = {id(x): x.numel() for x in learner.model.get_input_embeddings().parameters()}
-    tables[id(learner.head.module.weight)] = of_head
-    of_layers = sum(x.numel() for x in learner.model.parameters()) - sum(tables.values())
+    of_layers = numbers_beside_tables(learner.model)
     return max(1.0, predicted * (of_layers + of_head) / (predicted * of_layers + of_head))
 
 

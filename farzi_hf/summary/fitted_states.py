@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from farzi_hf.summary.narrower import NOT_FINITE, Rows, written
+from farzi_hf.summary.teacher import numbers_beside_tables
 
 _POSITIONS = 2**13
 """Of the rows that are read."""
@@ -129,12 +130,7 @@ def _fitted_parameters(model: PreTrainedModel, fixed: Collection[str]) -> dict[s
 
 def _positions(teacher: PreTrainedModel) -> int:
     """How many positions a teacher reads, by its parameters that are not tables."""
-    tables = {
-        id(module.weight)
-        for module in (teacher.get_input_embeddings(), teacher.get_output_embeddings())
-    }
-    count = sum(x.numel() for x in teacher.parameters() if id(x) not in tables)
-    return min(_POSITIONS, _WORK_OF_TEACHER // max(1, count))
+    return min(_POSITIONS, _WORK_OF_TEACHER // max(1, numbers_beside_tables(teacher)))
 
 
 class TeacherStates:

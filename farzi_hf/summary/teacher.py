@@ -441,11 +441,18 @@ class LinearHead:
         """The factors (…, k) and (k, V) of the logits of hidden states. A bias is one more
         dimension, whose state is 1.
         """
+        return self.latents(states), self.decoder(params)
+
+    def latents(self, states: Tensor) -> Tensor:
+        """(…, k), the first of the factors."""
+        if self.bias is None:
+            return states
+        return torch.cat([states, torch.ones_like(states[..., :1])], dim=-1)
+
+    def decoder(self, params: Mapping[str, Tensor]) -> Tensor:
+        """(k, V), the second one."""
         weight, bias = self.arguments(params)
-        if bias is None:
-            return states, weight.T
-        ones = torch.ones_like(states[..., :1])
-        return torch.cat([states, ones], dim=-1), torch.cat([weight, bias[:, None]], dim=1).T
+        return weight.T if bias is None else torch.cat([weight, bias[:, None]], dim=1).T
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
@@ -501,3 +508,14 @@ def parameter_names(model: PreTrainedModel, module: nn.Module) -> dict[str, str]
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {name: names[id(parameter)] for name, parameter in module.named_parameters()}
+
+
+def numbers_beside_tables(model: PreTrainedModel) -> int:
+    """The numbers of a model that are in neither of its tables: the input embedding and the weight
+    of the head.
+    """
+    tables = {
+        id(module.weight)
+        for module in (model.get_input_embeddings(), model.get_output_embeddings())
+    }
+    return sum(x.numel() for x in model.parameters() if id(x) not in tables)

@@ -28,6 +28,7 @@ from farzi_hf.data.interactions import (
 )
 from farzi_hf.data.seeds import Purpose, stream
 from farzi_hf.data.sequences import (
+    IGNORED,
     SequenceCollator,
     check_ids,
     evaluation_windows,
@@ -47,7 +48,7 @@ from farzi_hf.tasks.base import (
     shown_name,
 )
 from farzi_hf.tasks.counted_items import SequenceRules
-from farzi_hf.tasks.ranks import candidates, last_items, rank_statistics
+from farzi_hf.tasks.ranks import candidates, rank_statistics
 from farzi_hf.tasks.text import InterpolatedBigram
 
 _FEW_ITEMS = 500
@@ -171,8 +172,16 @@ def target_ranks(
     else:
         seen = labels[:, :-1]
     rows = torch.arange(len(labels), device=labels.device)
-    targets, places = last_items(labels)
-    scores = all_scores[rows, places - 1].float()
+    items_so_far = (labels != IGNORED).cumsum(1)
+    is_too_short = items_so_far[:, -1] < 2
+    if is_too_short.any():
+        first = int(is_too_short.nonzero()[0])
+        raise ValueError(
+            f"labels[{first}] has no item before the target: give histories of at least two items"
+        )
+    place = items_so_far.argmax(1)  # of the target: the first place where all items have been
+    targets = labels[rows, place]
+    scores = all_scores[rows, place - 1].float()
     scores[:, 0] = -torch.inf
     return rank_statistics(scores, targets, seen)
 

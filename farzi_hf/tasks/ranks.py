@@ -12,26 +12,6 @@ from farzi_hf.data.sequences import IGNORED
 from farzi_hf.engine.devices import values_are_free
 
 
-def last_items(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The last item of each row, which is to be predicted, and the position that it has: (B,) each.
-
-    Args:
-        labels: (B, L) ids, −100 at padding, on whichever side.
-
-    Raises:
-        ValueError: a row has fewer than two items.
-    """
-    items_so_far = (labels != IGNORED).cumsum(1)
-    is_too_short = items_so_far[:, -1] < 2
-    if is_too_short.any():
-        first = int(is_too_short.nonzero()[0])
-        raise ValueError(
-            f"labels[{first}] has no item before the target: give histories of at least two items"
-        )
-    places = items_so_far.argmax(1)  # the first place where all items have been
-    return labels.gather(1, places[:, None])[:, 0], places
-
-
 def are_last(labels: torch.Tensor, count: int) -> torch.Tensor:
     """(B, L): whether an item is one of the last `count` of its row. The first one never is, because
     nothing stands before it.

@@ -341,7 +341,7 @@ def test_a_summary_carries_the_first_of_several_kinds(sequences, tokenizer, tmp_
     assert trainer.model.teacher.config.model_type == kinds[0].model_type
 
 
-def test_several_teachers_that_go_on_are_packed_the_same(sequences, tokenizer, tmp_path):
+def test_several_teachers_are_packed_the_same_each_time(sequences, tokenizer, tmp_path):
     settings = {**SEVERAL, "packing_steps": 8}
     made = [tiny_trainer(tmp_path / name, sequences, tokenizer, **settings) for name in ("a", "b")]
     for trainer in made:

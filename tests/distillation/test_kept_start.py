@@ -30,6 +30,7 @@ CARRIED = {
     "max_steps": 0,
 }
 OWN = {"inputs": "tokens", "labels": "own", "num_teachers": 2, "teacher_steps": 80, "max_steps": 0}
+SEVERAL = {**CARRIED, "num_teachers": 2}
 
 
 class Steps:
@@ -74,6 +75,8 @@ def stream(sequences) -> dict[str, Any]:
         pytest.param(104, {"train_dataset": "stream"}, CARRIED, marks=pytest.mark.slow),
         pytest.param(31, {"teacher": "trained"}, CARRIED, marks=pytest.mark.slow),
         pytest.param(121, {}, OWN, marks=pytest.mark.slow),  # in the second teacher
+        pytest.param(131, {}, SEVERAL, marks=pytest.mark.slow),
+        (181, {}, SEVERAL),  # in the packing of the first of two teachers
     ],
     ids=str,
 )
